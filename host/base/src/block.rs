@@ -1,0 +1,159 @@
+//! The identities of cached blocks.
+//!
+//! Four kinds of identifier meet in a KV cache, and confusing them is how caches poison each other:
+//!
+//! | identifier | made from | used for |
+//! |---|---|---|
+//! | [`BlockHash`] | XXH3-64 chained over token ids | the prefix index: advice about who may hold what |
+//! | [`BlockId`] | BLAKE3 keyed by tenant, 128 bits, chained over token ids | the pool and every fetch: what is actually served |
+//! | the engine's own block hash | whatever the engine does | translated at the engine's adapter, never stored |
+//! | the block's place in memory | the pool | never leaves the pool |
+//!
+//! A false hit on a `BlockHash` costs latency. A false hit on a `BlockId` would serve another prompt's KV, and a
+//! hostile tenant can construct collisions of a fast hash: hence the second, keyed identity.
+
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Tokens in one block of the prefix index. 16 is vLLM's block on GPUs and divides every block size seen in the
+/// field (16, 32, 64, 384), so events of any engine can be re-cut to it.
+pub const INDEX_BLOCK_TOKENS: usize = 16;
+
+/// The secret that separates the caches of tenants. Tenants that share a public prefix share its key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TenantKey([u8; 32]);
+
+impl core::fmt::Debug for TenantKey {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("TenantKey(..)")
+    }
+}
+
+impl TenantKey {
+    /// Derives a tenant's key from the platform's secret, the tenant's name, and the model with its version: a new
+    /// version reaches no block of an older one.
+    pub fn derive(platform_secret: &[u8; 32], tenant: &str, model: &str, model_version: u64) -> Self {
+        let mut hasher = blake3::Hasher::new_keyed(platform_secret);
+        for part in [tenant.as_bytes(), model.as_bytes()] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        hasher.update(&model_version.to_le_bytes());
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// A 64-bit keyed hash of `text`, for names that a policy may compare but not read (sessions, prefixes).
+    pub fn opaque(&self, text: &str) -> u64 {
+        let digest = blake3::keyed_hash(&self.0, text.as_bytes());
+        u64::from_le_bytes(first_bytes(digest.as_bytes()))
+    }
+
+    fn seed(&self) -> u64 {
+        u64::from_le_bytes(first_bytes(&self.0))
+    }
+}
+
+fn first_bytes<const N: usize>(bytes: &[u8; 32]) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[..N]);
+    out
+}
+
+/// Names all tokens of a prompt up to the end of one index block, by a fast hash salted with the tenant's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockHash(pub u64);
+
+impl BlockHash {
+    /// The chained hashes of the full index blocks of `tokens`: one for each whole [`INDEX_BLOCK_TOKENS`].
+    pub fn chain(key: &TenantKey, tokens: &[u32]) -> Vec<BlockHash> {
+        let mut parent = key.seed();
+        tokens
+            .chunks_exact(INDEX_BLOCK_TOKENS)
+            .map(|block| {
+                let mut bytes = [0u8; INDEX_BLOCK_TOKENS * 4];
+                for (slot, token) in bytes.chunks_exact_mut(4).zip(block) {
+                    slot.copy_from_slice(&token.to_le_bytes());
+                }
+                parent = xxh3_64_with_seed(&bytes, parent);
+                BlockHash(parent)
+            })
+            .collect()
+    }
+}
+
+/// Names all tokens of a prompt up to the end of one pool block, by a keyed cryptographic hash.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BlockId(pub [u8; 16]);
+
+impl core::fmt::Debug for BlockId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl BlockId {
+    /// The chained ids of the full blocks of `tokens`: one for each whole `block_tokens`.
+    ///
+    /// # Panics
+    /// When `block_tokens` is zero.
+    pub fn chain(key: &TenantKey, tokens: &[u32], block_tokens: usize) -> Vec<BlockId> {
+        let mut parent = [0u8; 16];
+        tokens
+            .chunks_exact(block_tokens)
+            .map(|block| {
+                let mut hasher = blake3::Hasher::new_keyed(&key.0);
+                hasher.update(&parent);
+                for token in block {
+                    hasher.update(&token.to_le_bytes());
+                }
+                parent = first_bytes(hasher.finalize().as_bytes());
+                BlockId(parent)
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tenant: &str) -> TenantKey {
+        TenantKey::derive(&[7; 32], tenant, "m", 1)
+    }
+
+    #[test]
+    fn chains_share_exactly_the_common_prefix() {
+        let a: Vec<u32> = (0..70).collect();
+        let mut b = a.clone();
+        b[40] = 999;
+        let (ha, hb) = (BlockHash::chain(&key("t"), &a), BlockHash::chain(&key("t"), &b));
+        assert_eq!(ha.len(), 4, "only full blocks have a name");
+        assert_eq!(ha[..2], hb[..2]);
+        assert!(ha[2..].iter().zip(&hb[2..]).all(|(x, y)| x != y));
+        let (ia, ib) = (BlockId::chain(&key("t"), &a, 32), BlockId::chain(&key("t"), &b, 32));
+        assert_eq!(ia.len(), 2);
+        assert_eq!(ia[0], ib[0]);
+        assert_ne!(ia[1], ib[1]);
+    }
+
+    #[test]
+    fn tenants_models_and_versions_never_meet() {
+        let tokens: Vec<u32> = (0..64).collect();
+        let keys = [
+            TenantKey::derive(&[7; 32], "a", "m", 1),
+            TenantKey::derive(&[7; 32], "b", "m", 1),
+            TenantKey::derive(&[7; 32], "a", "n", 1),
+            TenantKey::derive(&[7; 32], "a", "m", 2),
+            TenantKey::derive(&[8; 32], "a", "m", 1),
+            TenantKey::derive(&[7; 32], "am", "", 1),
+        ];
+        for (i, x) in keys.iter().enumerate() {
+            for y in &keys[i + 1..] {
+                assert_ne!(BlockHash::chain(x, &tokens)[0], BlockHash::chain(y, &tokens)[0]);
+                assert_ne!(BlockId::chain(x, &tokens, 64)[0], BlockId::chain(y, &tokens, 64)[0]);
+            }
+        }
+    }
+}

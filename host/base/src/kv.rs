@@ -1,0 +1,187 @@
+//! KV as it is kept and moved: pieces, groups, manifests.
+//!
+//! The KV of a prompt is cut into *pieces*. A piece of an attention layer holds keys and values of a token range; a
+//! piece of a recurrent layer holds the whole state after a number of tokens. A [`KvLayout`] says which groups a
+//! model has and how large each piece is, so that a receiver can check a set before it is used.
+
+use crate::{Bytes, ModelName, Tokens};
+use alloc::vec::Vec;
+use core::ops::Range;
+use serde::{Deserialize, Serialize};
+
+/// The number format of KV values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    /// 32-bit floating point, little endian.
+    F32,
+    /// bfloat16, little endian.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Bytes of one value.
+    pub const fn size(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// What one layer keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum LayerKv {
+    /// Keys and values for each token: grows with length, reusable by block.
+    /// A piece is `[2, kv_heads, tokens, head_dim]`, keys first, row-major.
+    FullAttention {
+        /// Key/value heads.
+        kv_heads: u32,
+        /// Width of a head, the same for keys and values.
+        head_dim: u32,
+    },
+    /// A state of fixed size: reusable only at the exact length it was taken at.
+    /// A piece is the convolution state `[conv_channels, conv_width]`, then the recurrent state
+    /// `[heads, key_dim, value_dim]`, row-major.
+    Recurrent {
+        /// Channels of the short convolution.
+        conv_channels: u32,
+        /// Columns of the convolution state.
+        conv_width: u32,
+        /// Value heads.
+        heads: u32,
+        /// Rows of a head's state.
+        key_dim: u32,
+        /// Columns of a head's state.
+        value_dim: u32,
+    },
+}
+
+/// The KV of a model: one entry a layer, in the order of the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayout {
+    /// The model these shapes belong to.
+    pub model: ModelName,
+    /// Raised whenever weights, tokenizer or anything else that changes KV changes.
+    pub model_version: u64,
+    /// Number format of every value.
+    pub dtype: KvDtype,
+    /// Tokens in a pool block; prefill runs in pieces aligned to it, so that reused and recomputed KV are equal bit
+    /// for bit.
+    pub block_tokens: u32,
+    /// One entry a layer.
+    pub layers: Vec<LayerKv>,
+}
+
+impl KvLayout {
+    /// The size of one piece of `layer` covering `tokens`, or `None` when there is no such layer.
+    pub fn piece_bytes(&self, layer: u16, tokens: Tokens) -> Option<Bytes> {
+        let values = match *self.layers.get(usize::from(layer))? {
+            LayerKv::FullAttention { kv_heads, head_dim } => {
+                2 * u64::from(kv_heads) * u64::from(tokens.0) * u64::from(head_dim)
+            }
+            LayerKv::Recurrent { conv_channels, conv_width, heads, key_dim, value_dim } => {
+                u64::from(conv_channels) * u64::from(conv_width)
+                    + u64::from(heads) * u64::from(key_dim) * u64::from(value_dim)
+            }
+        };
+        Some(Bytes(values * self.dtype.size()))
+    }
+
+    /// Bytes that do not depend on length: the recurrent states.
+    pub fn fixed_bytes(&self) -> Bytes {
+        self.sum(|layer| matches!(layer, LayerKv::Recurrent { .. }))
+    }
+
+    /// Bytes that each token adds: the attention layers.
+    pub fn bytes_per_token(&self) -> Bytes {
+        self.sum(|layer| matches!(layer, LayerKv::FullAttention { .. }))
+    }
+
+    /// The KV of a prompt of `tokens`, of which the receiver already holds `held` tokens of attention KV.
+    pub fn bytes_to_move(&self, tokens: Tokens, held: Tokens) -> Bytes {
+        if tokens.0 == 0 {
+            return Bytes(0);
+        }
+        Bytes(self.bytes_per_token().0 * u64::from((tokens - held).0)) + self.fixed_bytes()
+    }
+
+    /// Whether any layer keeps a recurrent state.
+    pub fn is_hybrid(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer, LayerKv::Recurrent { .. }))
+    }
+
+    fn sum(&self, wanted: impl Fn(&LayerKv) -> bool) -> Bytes {
+        (0u16..)
+            .zip(&self.layers)
+            .filter(|(_, layer)| wanted(layer))
+            .filter_map(|(i, _)| self.piece_bytes(i, Tokens(1)))
+            .sum()
+    }
+}
+
+/// Which piece: a layer and the tokens it covers.
+///
+/// For a recurrent layer `tokens` is `n..n`: the state after the first `n` tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PieceId {
+    /// Index into [`KvLayout::layers`].
+    pub layer: u16,
+    /// Half-open range of token positions.
+    pub tokens: Range<u32>,
+}
+
+impl PieceId {
+    /// How many tokens of attention KV the piece covers.
+    pub fn len(&self) -> Tokens {
+        Tokens(self.tokens.end.saturating_sub(self.tokens.start))
+    }
+
+    /// Whether the piece covers no token, as a recurrent state does.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.end <= self.tokens.start
+    }
+}
+
+/// What a transfer will bring. Sent before the first piece; a set that does not match it is not used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvManifest {
+    /// Shapes, dtype, model and model version.
+    pub layout: KvLayout,
+    /// Length of the KV when the transfer is whole.
+    pub tokens: u32,
+    /// Tokens whose attention KV the receiver said it holds; pieces begin here.
+    pub held: u32,
+}
+
+impl KvManifest {
+    /// Bytes of all pieces together.
+    pub fn total_bytes(&self) -> Bytes {
+        self.layout.bytes_to_move(Tokens(self.tokens), Tokens(self.held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hybrid_model_has_a_fixed_part_and_a_part_per_token() {
+        let layout = KvLayout {
+            model: ModelName::new("m").unwrap(),
+            model_version: 1,
+            dtype: KvDtype::F32,
+            block_tokens: 64,
+            layers: alloc::vec![
+                LayerKv::Recurrent { conv_channels: 256, conv_width: 4, heads: 4, key_dim: 32, value_dim: 32 },
+                LayerKv::FullAttention { kv_heads: 2, head_dim: 32 },
+            ],
+        };
+        assert_eq!(layout.bytes_per_token(), Bytes(2 * 2 * 32 * 4));
+        assert_eq!(layout.fixed_bytes(), Bytes((256 * 4 + 4 * 32 * 32) * 4));
+        assert_eq!(layout.bytes_to_move(Tokens(10), Tokens(4)), Bytes(6 * 512 + 20480));
+        assert_eq!(layout.bytes_to_move(Tokens(0), Tokens(0)), Bytes(0));
+        assert_eq!(layout.piece_bytes(2, Tokens(1)), None);
+    }
+}

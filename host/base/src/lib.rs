@@ -1,0 +1,15 @@
+//! The words every crate shares: ids, units, block hashes, KV manifests, and the two traits (clock, randomness) by
+//! which the outside world reaches code that must be replayable. No I/O, no system clock, no OS randomness.
+#![cfg_attr(not(test), no_std)]
+extern crate alloc;
+
+pub mod block;
+pub mod id;
+pub mod kv;
+pub mod time;
+pub mod unit;
+
+pub use block::{BlockHash, BlockId, INDEX_BLOCK_TOKENS, TenantKey};
+pub use id::{InstanceName, ModelName, RequestId, SiteName, TenantName, TransferId};
+pub use time::{Clock, Moment, Random};
+pub use unit::{BitsPerSecond, Bytes, Permille, Tokens};

@@ -1,0 +1,1 @@
+//! Hybrid prefix-cache pool and prefix index.

@@ -1,0 +1,1 @@
+//! The policies the host ships, as pure functions.

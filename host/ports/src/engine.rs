@@ -1,0 +1,235 @@
+//! COMPUTES: the trait of anything that turns prompts into KV and KV into tokens.
+//!
+//! Prefill computes the KV of all prompt tokens but the last; decode takes that KV, runs the last prompt token and
+//! every token after it. So no logits and no first token ever cross a link, a recurrent state is at the exact length
+//! decode needs, and every sampled token is drawn in one place.
+
+use crate::{Cancel, KvPiece, KvSet};
+use async_trait::async_trait;
+use portolan_base::kv::KvLayout;
+use portolan_base::{BlockHash, InstanceName, ModelName, Permille, RequestId, TenantKey, Tokens};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tokio::sync::{broadcast, mpsc};
+
+/// What an instance is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes KV only.
+    Prefill,
+    /// Generates tokens from KV only.
+    Decode,
+    /// Does both.
+    Both,
+}
+
+impl Role {
+    /// Whether prefill may run here.
+    pub const fn prefills(self) -> bool {
+        matches!(self, Self::Prefill | Self::Both)
+    }
+
+    /// Whether decode may run here.
+    pub const fn decodes(self) -> bool {
+        matches!(self, Self::Decode | Self::Both)
+    }
+}
+
+/// What an instance is. Does not change while it runs.
+#[derive(Clone, Debug)]
+pub struct EngineDescription {
+    /// The instance's name, unique within its site.
+    pub instance: InstanceName,
+    /// The model it serves.
+    pub model: ModelName,
+    /// What it is for.
+    pub role: Role,
+    /// Shapes of its KV.
+    pub layout: Arc<KvLayout>,
+    /// Longest prompt and answer together.
+    pub context_tokens: Tokens,
+    /// Token ids are below this.
+    pub vocabulary: u32,
+    /// Sequences it can decode at once.
+    pub decode_slots: u32,
+}
+
+/// How tokens are drawn. Greedy when the temperature is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// 0 takes the likeliest token; otherwise logits are divided by it.
+    pub temperature: f32,
+    /// Smallest set of tokens whose probabilities reach this is drawn from; 1 keeps all.
+    pub top_p: f32,
+    /// At most this many of the likeliest tokens are drawn from; 0 keeps all.
+    pub top_k: u32,
+    /// Seed of the draws.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// The likeliest token, always.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 };
+}
+
+/// Computes KV.
+#[derive(Clone, Debug)]
+pub struct PrefillJob {
+    /// Whose work it is.
+    pub request: RequestId,
+    /// The tenant's cache key.
+    pub key: TenantKey,
+    /// The tokens whose KV is wanted: the prompt without its last token. Not empty.
+    pub tokens: Arc<[u32]>,
+    /// The receiver holds the attention KV of this many tokens, a whole number of blocks; pieces begin there.
+    pub held: u32,
+    /// Stops the job.
+    pub cancel: Cancel,
+}
+
+/// What a prefill did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefillReport {
+    /// Tokens whose KV the instance had already.
+    pub cached: u32,
+    /// Tokens it computed.
+    pub computed: u32,
+    /// Microseconds the job waited before the first layer ran.
+    pub queue_us: u64,
+    /// Microseconds from then to the last piece.
+    pub compute_us: u64,
+}
+
+/// Generates tokens.
+#[derive(Clone, Debug)]
+pub struct DecodeJob {
+    /// Whose work it is.
+    pub request: RequestId,
+    /// The tenant's cache key.
+    pub key: TenantKey,
+    /// The whole prompt. Not empty.
+    pub prompt: Arc<[u32]>,
+    /// KV of all prompt tokens but the last.
+    pub kv: KvSet,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Most tokens to generate, at least 1.
+    pub max_tokens: u32,
+    /// Token ids that end the answer; they are not sent on.
+    pub stop_ids: Vec<u32>,
+    /// Whether to send the logits of the last prompt position first.
+    pub logits: bool,
+    /// Stops the job.
+    pub cancel: Cancel,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// A stop token or stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+/// What comes out of a decode, in order. Exactly one of the last two ends it, unless it was cancelled.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecodeEvent {
+    /// Logits of the last prompt position, one a vocabulary entry; only when asked for.
+    Logits(Vec<f32>),
+    /// One more token.
+    Token(u32),
+    /// The answer is complete.
+    Finished(FinishReason),
+    /// The engine could not go on.
+    Failed(EngineError),
+}
+
+/// Why an engine did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The job is not one this engine can do; trying elsewhere will not help.
+    #[error("the job is not possible: {0}")]
+    BadJob(String),
+    /// No room at present.
+    #[error("the engine is full: {0}")]
+    Full(String),
+    /// The job was cancelled.
+    #[error("the job was cancelled")]
+    Cancelled,
+    /// The engine broke; another instance may do.
+    #[error("the engine failed: {0}")]
+    Broken(String),
+}
+
+/// KV an instance holds for the beginning of a prompt. Holding it keeps the bytes alive.
+#[derive(Clone, Debug, Default)]
+pub struct HeldPrefix {
+    /// Tokens covered, a whole number of blocks.
+    pub tokens: u32,
+    /// Attention pieces of these tokens.
+    pub pieces: Vec<KvPiece>,
+}
+
+/// How loaded an instance is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineLoad {
+    /// Requests waiting for prefill.
+    pub prefill_queued_requests: u32,
+    /// Prompt tokens waiting for prefill.
+    pub prefill_queued_tokens: u32,
+    /// Sequences decoding.
+    pub decode_running: u32,
+    /// KV memory in use.
+    pub kv_used: Permille,
+    /// Share of the last interval spent on prefill.
+    pub prefill_busy: Permille,
+    /// Share of the last interval spent on decode.
+    pub decode_busy: Permille,
+    /// Measured prefill time in nanoseconds for each uncached token.
+    pub prefill_ns_per_token: u64,
+    /// Measured decode step in microseconds.
+    pub decode_step_us: u32,
+}
+
+/// What changed in an instance's cache, for the prefix index. Block hashes are index blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvEvent {
+    /// These are held from now on.
+    Stored(Vec<BlockHash>),
+    /// These are gone.
+    Removed(Vec<BlockHash>),
+    /// Everything is gone.
+    Cleared,
+}
+
+/// One engine instance.
+#[async_trait]
+pub trait Engine: Send + Sync {
+    /// What this instance is.
+    fn describe(&self) -> &EngineDescription;
+
+    /// The attention KV this instance holds for the beginning of `tokens`. Empty for hybrid models, whose recurrent
+    /// state cannot be joined to what another instance computed.
+    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix;
+
+    /// Computes KV and sends each piece as soon as it exists: layer by layer, block by block, recurrent states last.
+    /// Pieces are complete when this returns `Ok`.
+    async fn prefill(
+        &self,
+        job: PrefillJob,
+        pieces: mpsc::UnboundedSender<KvPiece>,
+    ) -> Result<PrefillReport, EngineError>;
+
+    /// Generates tokens. Dropping the receiver cancels the job.
+    fn decode(&self, job: DecodeJob) -> mpsc::UnboundedReceiver<DecodeEvent>;
+
+    /// How loaded it is.
+    fn load(&self) -> EngineLoad;
+
+    /// What changes in its cache from now on.
+    fn events(&self) -> broadcast::Receiver<KvEvent>;
+}

@@ -1,0 +1,61 @@
+//! The traits between the host's parts. Whoever orders the stages of a request sees only these; the crates that
+//! compute, move, remember and know implement them.
+
+pub mod bus;
+pub mod engine;
+pub mod kvset;
+pub mod loader;
+pub mod store;
+pub mod text;
+pub mod transport;
+
+pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixChange};
+pub use engine::{
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix, KvEvent,
+    PrefillJob, PrefillReport, Role, Sampling,
+};
+pub use kvset::{KvPiece, KvSet, KvSetError};
+pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
+pub use store::{
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, StoreError, TenantRecord, VersionRecord,
+};
+pub use text::{ChatMessage, TextError, TextModel, TextStream};
+pub use transport::{
+    KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport, TransferError, Transport,
+};
+
+/// Tells a job that nobody waits for its result. Cheap to clone; checked between layers and between tokens.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(std::sync::Arc<std::sync::atomic::AtomicBool>);
+
+impl Cancel {
+    /// A job that runs until it is told otherwise.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Tells the job to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, std::sync::atomic::Ordering::Release);
+    }
+
+    /// Whether the job should stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Cancels when the returned guard is dropped.
+    pub fn on_drop(&self) -> CancelOnDrop {
+        CancelOnDrop(self.clone())
+    }
+}
+
+/// Cancels its job when dropped.
+#[derive(Debug)]
+pub struct CancelOnDrop(Cancel);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}

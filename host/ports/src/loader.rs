@@ -1,0 +1,111 @@
+//! Turns a policy's bytes into something that can be asked.
+
+use portolan_base::TenantName;
+use portolan_policy::{NameTables, Policy, QuestionKind};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// Whose policy it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// The operator's: applies to every tenant.
+    Platform,
+    /// One tenant's own.
+    Tenant(TenantName),
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Platform => f.write_str("the platform"),
+            Self::Tenant(name) => write!(f, "tenant {name}"),
+        }
+    }
+}
+
+/// What a loaded policy is bound to.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    /// Whose policy.
+    pub scope: Scope,
+    /// Which question.
+    pub question: QuestionKind,
+    /// The policy's name.
+    pub name: String,
+    /// SHA-256 of the component, hexadecimal.
+    pub version: String,
+    /// The binding's own text, JSON by convention, at most 64 KiB.
+    pub config: String,
+    /// The tables behind the indices.
+    pub names: Arc<NameTables>,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing.
+    Note,
+    /// Works, and will hurt.
+    Warning,
+    /// Cannot be used.
+    Error,
+}
+
+/// One thing a check found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Stable code, such as `core-module`.
+    pub code: String,
+    /// How bad.
+    pub severity: Severity,
+    /// What is the matter, with the name or number at fault.
+    pub message: String,
+    /// How to mend it.
+    pub help: String,
+}
+
+/// What a check says about a component.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyReport {
+    /// Whether it may be bound.
+    pub ok: bool,
+    /// The question it answers, when that could be told.
+    pub question: Option<QuestionKind>,
+    /// What was found.
+    pub findings: Vec<Finding>,
+    /// SHA-256 of the bytes, hexadecimal.
+    pub sha256: String,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// A component that cannot be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the policy was refused: {}", first_error(.0))]
+pub struct PolicyRejection(pub PolicyReport);
+
+fn first_error(report: &PolicyReport) -> &str {
+    let worst = report.findings.iter().find(|f| f.severity == Severity::Error);
+    worst.map_or("no reason was recorded", |f| &f.message)
+}
+
+/// Checks components and makes them callable. Compiling takes long: never call this on the request path.
+pub trait PolicyLoader: Send + Sync {
+    /// Checks a component against the world of `question`, or of whichever question it answers when `None`.
+    fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport;
+
+    /// Compiles a checked component to this machine's code, to be kept beside the store.
+    fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection>;
+
+    /// Makes a component callable. `compiled` is what [`PolicyLoader::compile`] gave earlier, if it is still around;
+    /// it is authenticated, and compiled anew when it does not fit this host.
+    fn load(
+        &self,
+        binding: &Binding,
+        component: &[u8],
+        compiled: Option<&[u8]>,
+    ) -> Result<Arc<dyn Policy>, PolicyRejection>;
+}

@@ -1,0 +1,195 @@
+//! REMEMBERS: policies, bindings, tenants, keys, audit. What a call acknowledged survives `kill -9`.
+
+use crate::Scope;
+use bytes::Bytes;
+use portolan_base::{Moment, TenantName};
+use portolan_policy::QuestionKind;
+use serde::{Deserialize, Serialize};
+
+/// A version to be kept.
+#[derive(Clone, Debug)]
+pub struct NewVersion {
+    /// Whose policy.
+    pub scope: Scope,
+    /// Which question it answers.
+    pub question: QuestionKind,
+    /// The policy's name.
+    pub name: String,
+    /// The component.
+    pub component: Bytes,
+    /// Its compiled artefact.
+    pub compiled: Bytes,
+    /// Who uploads it.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// A version that is kept. Immutable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionRecord {
+    /// Whose policy.
+    pub scope: Scope,
+    /// Which question it answers.
+    pub question: QuestionKind,
+    /// The policy's name.
+    pub name: String,
+    /// SHA-256 of the component, hexadecimal.
+    pub sha256: String,
+    /// Size of the component in bytes.
+    pub bytes: u64,
+    /// Who uploaded it.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// Which version answers a question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindingRecord {
+    /// For whom.
+    pub scope: Scope,
+    /// Which question.
+    pub question: QuestionKind,
+    /// The policy's name.
+    pub name: String,
+    /// SHA-256 of the component, hexadecimal.
+    pub sha256: String,
+    /// The binding's own text for `configure`.
+    pub config: String,
+    /// Rises by one with each change of this binding.
+    pub generation: u64,
+    /// Who bound it.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantRecord {
+    /// The tenant's name.
+    pub name: TenantName,
+    /// Where its data may be processed; empty: no restriction.
+    pub jurisdiction: String,
+    /// Its class, by name.
+    pub user_class: String,
+}
+
+/// A key, without the key: only its keyed hash is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRecord {
+    /// Whom it lets in.
+    pub principal: Principal,
+    /// A label for people.
+    pub label: String,
+}
+
+/// Who is calling.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Principal {
+    /// The platform's operator.
+    Operator,
+    /// A tenant.
+    Tenant(TenantName),
+}
+
+/// One line of the audit log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditRecord {
+    /// Position in the log, without gaps.
+    pub sequence: u64,
+    /// When.
+    pub at: Moment,
+    /// Who.
+    pub actor: String,
+    /// What was done, such as `policy.activate`.
+    pub action: String,
+    /// To what.
+    pub subject: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Why the store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no such thing.
+    #[error("{0} does not exist")]
+    NotFound(String),
+    /// The store's data does not read back as it was written.
+    #[error("the store is damaged at {place}: {detail}")]
+    Damaged {
+        /// Which file or tree.
+        place: String,
+        /// What was found.
+        detail: String,
+    },
+    /// Another process has the store open.
+    #[error("the store at {0} is open in another process; reach that host over HTTP instead")]
+    InUse(String),
+    /// The disk failed.
+    #[error("the store could not be written or read: {0}")]
+    Io(String),
+}
+
+/// Keeps what must outlive the process. Calls block on the disk: use them off the request path, `authenticate` and
+/// `tenant` excepted.
+pub trait PolicyStore: Send + Sync {
+    /// Keeps a version. Storing the same component again returns the record of the first time.
+    fn put_version(&self, version: NewVersion) -> Result<VersionRecord, StoreError>;
+
+    /// All versions of one question, oldest first.
+    fn versions(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<VersionRecord>, StoreError>;
+
+    /// The bytes of a component, verified against its name.
+    fn component(&self, sha256: &str) -> Result<Bytes, StoreError>;
+
+    /// The compiled artefact of a component, if there is one.
+    fn compiled(&self, sha256: &str) -> Result<Option<Bytes>, StoreError>;
+
+    /// Replaces the compiled artefact of a component.
+    fn put_compiled(&self, sha256: &str, compiled: &[u8]) -> Result<(), StoreError>;
+
+    /// Makes a stored version answer a question. `generation` and `at` of `binding` are the store's to set: the first
+    /// is ignored, the second kept.
+    fn bind(&self, binding: BindingRecord) -> Result<BindingRecord, StoreError>;
+
+    /// Removes a binding; the fallback answers from then on.
+    fn unbind(
+        &self,
+        scope: &Scope,
+        question: QuestionKind,
+        actor: &str,
+        reason: &str,
+        at: Moment,
+    ) -> Result<(), StoreError>;
+
+    /// Every binding.
+    fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError>;
+
+    /// Adds or changes a tenant.
+    fn put_tenant(&self, tenant: TenantRecord, actor: &str, at: Moment) -> Result<(), StoreError>;
+
+    /// A tenant's record.
+    fn tenant(&self, name: &TenantName) -> Result<Option<TenantRecord>, StoreError>;
+
+    /// Every tenant.
+    fn tenants(&self) -> Result<Vec<TenantRecord>, StoreError>;
+
+    /// Lets a key in.
+    fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError>;
+
+    /// Whom a key lets in. Takes the same time whether or not the key exists.
+    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError>;
+
+    /// The newest lines of the audit log, newest first.
+    fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError>;
+}

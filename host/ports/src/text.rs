@@ -1,0 +1,54 @@
+//! Text in and out of a model: its own tokenizer and chat template.
+
+use serde::{Deserialize, Serialize};
+
+/// One message of a chat, as the template sees it. Unknown fields of the client's message are kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    /// Who speaks.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+    /// Everything else the client wrote.
+    #[serde(flatten)]
+    pub rest: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Why text could not be turned into tokens or back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// The model ships no chat template.
+    #[error("the model has no chat template; send a prompt to /v1/completions instead")]
+    NoChatTemplate,
+    /// The template refused the messages or failed.
+    #[error("the chat template failed: {0}")]
+    Template(String),
+    /// The tokenizer failed.
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+}
+
+/// Turns text into a model's tokens and back.
+pub trait TextModel: Send + Sync {
+    /// The tokens of `text`. `special` adds the model's begin-of-text token where it has one, as for a raw prompt;
+    /// a rendered chat already holds its own.
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError>;
+
+    /// Renders messages with the model's chat template, ready for an answer.
+    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError>;
+
+    /// Decodes an answer token by token.
+    fn stream(&self) -> Box<dyn TextStream>;
+
+    /// Tokens that end an answer.
+    fn stop_ids(&self) -> &[u32];
+}
+
+/// Incremental decoding of one answer. Incomplete UTF-8 is withheld until it is complete.
+pub trait TextStream: Send {
+    /// Text that one more token completes; may be empty.
+    fn push(&mut self, token: u32) -> Result<String, TextError>;
+
+    /// What was withheld, with U+FFFD for what never became complete.
+    fn finish(&mut self) -> Result<String, TextError>;
+}

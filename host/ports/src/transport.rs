@@ -1,0 +1,167 @@
+//! MOVES KV between sites: the receiver orders, the holder streams.
+//!
+//! An order names the work (prefill this, or send what you hold); pieces come back while it is being done. Every
+//! chunk is verified by checksum at the receiver; what arrives here is byte-identical to what was sent.
+
+use crate::{KvPiece, PrefillReport};
+use async_trait::async_trait;
+use portolan_base::kv::KvManifest;
+use portolan_base::{Bytes, InstanceName, ModelName, Permille, RequestId, SiteName, TenantName, TransferId};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// What one site asks of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvOrder {
+    /// The request it is for.
+    pub request: RequestId,
+    /// The tenant whose data it is.
+    pub tenant: TenantName,
+    /// Where the data may be processed; empty when no restriction was stated. The holder asks its own residency
+    /// policy again before it computes.
+    pub jurisdiction: String,
+    /// The model.
+    pub model: ModelName,
+    /// The model version the receiver runs; a holder at another version refuses.
+    pub model_version: u64,
+    /// The instance that was chosen.
+    pub instance: InstanceName,
+    /// The prompt without its last token.
+    pub tokens: Arc<[u32]>,
+    /// Tokens whose attention KV the receiver holds.
+    pub held: u32,
+}
+
+/// Why KV did not arrive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// There is no such peer.
+    #[error("no link to site {0}")]
+    UnknownPeer(SiteName),
+    /// No connection could be made or all broke.
+    #[error("the link to {peer} is down: {detail}")]
+    LinkDown {
+        /// The other site.
+        peer: SiteName,
+        /// What happened.
+        detail: String,
+    },
+    /// Nothing came for too long.
+    #[error("no progress from {peer} for {waited:?}")]
+    Stalled {
+        /// The other site.
+        peer: SiteName,
+        /// How long.
+        waited: Duration,
+    },
+    /// A chunk was still damaged after the last resend.
+    #[error("chunk {chunk} from {peer} was damaged {attempts} times")]
+    Damaged {
+        /// The other site.
+        peer: SiteName,
+        /// Number of the chunk within the transfer.
+        chunk: u32,
+        /// How often it was sent.
+        attempts: u32,
+    },
+    /// The peer declined or failed the order.
+    #[error("{peer} could not serve the order: {detail}")]
+    Refused {
+        /// The other site.
+        peer: SiteName,
+        /// Its reason.
+        detail: String,
+    },
+    /// The peer broke the protocol.
+    #[error("{peer} broke the transfer protocol: {detail}")]
+    Protocol {
+        /// The other site.
+        peer: SiteName,
+        /// How.
+        detail: String,
+    },
+    /// The order was cancelled.
+    #[error("the transfer was cancelled")]
+    Cancelled,
+}
+
+/// What comes of an order, in this sequence: one manifest, pieces in any order, one report. Nothing after an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PullEvent {
+    /// What will come.
+    Manifest(KvManifest),
+    /// One verified piece.
+    Piece(KvPiece),
+    /// The transfer is complete.
+    Done(PullReport),
+}
+
+/// How an order went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PullReport {
+    /// What the prefill at the other site did.
+    pub prefill: PrefillReport,
+    /// Payload bytes received, resends not counted.
+    pub bytes: Bytes,
+    /// Chunks that were asked for again.
+    pub chunks_resent: u32,
+}
+
+/// An order under way. Dropping it cancels the work at the other site.
+#[derive(Debug)]
+pub struct Pull {
+    /// The transfer's id.
+    pub transfer: TransferId,
+    /// What comes.
+    pub events: mpsc::Receiver<Result<PullEvent, TransferError>>,
+}
+
+/// How a link does, as last measured from this side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkReading {
+    /// Round-trip time; zero before the first measurement.
+    pub rtt: Duration,
+    /// Bytes received since the start.
+    pub received: Bytes,
+    /// Bytes sent since the start.
+    pub sent: Bytes,
+    /// Share of chunks that had to be sent again.
+    pub loss: Permille,
+    /// Whether a connection is up.
+    pub up: bool,
+}
+
+/// Sends KV to whoever ordered it.
+pub trait PieceSink: Send {
+    /// Announces what will come. Once, before the first piece.
+    fn manifest(&mut self, manifest: KvManifest);
+    /// Queues one piece. Never blocks: memory is bounded by the KV of one prompt.
+    fn piece(&mut self, piece: KvPiece);
+    /// Whether the receiver still wants it.
+    fn is_cancelled(&self) -> bool;
+}
+
+/// Serves orders that peers send to this site.
+#[async_trait]
+pub trait KvSource: Send + Sync {
+    /// Does the work of one order. The error text goes to the peer: it names what was wrong and nothing of any other
+    /// tenant.
+    async fn serve(
+        &self,
+        peer: SiteName,
+        order: KvOrder,
+        sink: Box<dyn PieceSink>,
+    ) -> Result<PrefillReport, String>;
+}
+
+/// The links of one site.
+#[async_trait]
+pub trait Transport: Send + Sync {
+    /// Sends an order to a peer and receives what comes of it.
+    async fn pull(&self, peer: &SiteName, order: KvOrder) -> Result<Pull, TransferError>;
+
+    /// How the link to a peer does; `None` when there is no such peer.
+    fn link(&self, peer: &SiteName) -> Option<LinkReading>;
+}
