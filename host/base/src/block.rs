@@ -132,7 +132,10 @@ mod tests {
         assert_eq!(ha.len(), 4, "only full blocks have a name");
         assert_eq!(ha[..2], hb[..2]);
         assert!(ha[2..].iter().zip(&hb[2..]).all(|(x, y)| x != y));
-        let (ia, ib) = (BlockId::chain(&key("t"), &a, 32), BlockId::chain(&key("t"), &b, 32));
+        let (ia, ib) = (
+            BlockId::chain(&key("t"), &a, 32),
+            BlockId::chain(&key("t"), &b, 32),
+        );
         assert_eq!(ia.len(), 2);
         assert_eq!(ia[0], ib[0]);
         assert_ne!(ia[1], ib[1]);
@@ -152,7 +155,10 @@ mod tests {
         for (i, x) in keys.iter().enumerate() {
             for y in &keys[i + 1..] {
                 assert_ne!(BlockHash::chain(x, &tokens)[0], BlockHash::chain(y, &tokens)[0]);
-                assert_ne!(BlockId::chain(x, &tokens, 64)[0], BlockId::chain(y, &tokens, 64)[0]);
+                assert_ne!(
+                    BlockId::chain(x, &tokens, 64)[0],
+                    BlockId::chain(y, &tokens, 64)[0]
+                );
             }
         }
     }

@@ -137,13 +137,16 @@ pub struct RequestId(Arc<str>);
 impl RequestId {
     /// Wraps a client's id, or `None` when it is not acceptable.
     pub fn from_client(id: &str) -> Option<Self> {
-        let ok = !id.is_empty() && id.len() <= REQUEST_ID_MAX_BYTES && id.bytes().all(|b| b.is_ascii_graphic());
+        let ok =
+            !id.is_empty() && id.len() <= REQUEST_ID_MAX_BYTES && id.bytes().all(|b| b.is_ascii_graphic());
         ok.then(|| Self(Arc::from(id)))
     }
 
     /// Draws an id: `req-` and 128 random bits in hexadecimal.
     pub fn draw(random: &dyn crate::Random) -> Self {
-        Self(Arc::from(alloc::format!("req-{:016x}{:016x}", random.next_u64(), random.next_u64()).as_str()))
+        Self(Arc::from(
+            alloc::format!("req-{:016x}{:016x}", random.next_u64(), random.next_u64()).as_str(),
+        ))
     }
 
     /// The id as text.

@@ -81,7 +81,13 @@ impl KvLayout {
             LayerKv::FullAttention { kv_heads, head_dim } => {
                 2 * u64::from(kv_heads) * u64::from(tokens.0) * u64::from(head_dim)
             }
-            LayerKv::Recurrent { conv_channels, conv_width, heads, key_dim, value_dim } => {
+            LayerKv::Recurrent {
+                conv_channels,
+                conv_width,
+                heads,
+                key_dim,
+                value_dim,
+            } => {
                 u64::from(conv_channels) * u64::from(conv_width)
                     + u64::from(heads) * u64::from(key_dim) * u64::from(value_dim)
             }
@@ -109,7 +115,9 @@ impl KvLayout {
 
     /// Whether any layer keeps a recurrent state.
     pub fn is_hybrid(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer, LayerKv::Recurrent { .. }))
+        self.layers
+            .iter()
+            .any(|layer| matches!(layer, LayerKv::Recurrent { .. }))
     }
 
     fn sum(&self, wanted: impl Fn(&LayerKv) -> bool) -> Bytes {
@@ -174,13 +182,25 @@ mod tests {
             dtype: KvDtype::F32,
             block_tokens: 64,
             layers: alloc::vec![
-                LayerKv::Recurrent { conv_channels: 256, conv_width: 4, heads: 4, key_dim: 32, value_dim: 32 },
-                LayerKv::FullAttention { kv_heads: 2, head_dim: 32 },
+                LayerKv::Recurrent {
+                    conv_channels: 256,
+                    conv_width: 4,
+                    heads: 4,
+                    key_dim: 32,
+                    value_dim: 32
+                },
+                LayerKv::FullAttention {
+                    kv_heads: 2,
+                    head_dim: 32
+                },
             ],
         };
         assert_eq!(layout.bytes_per_token(), Bytes(2 * 2 * 32 * 4));
         assert_eq!(layout.fixed_bytes(), Bytes((256 * 4 + 4 * 32 * 32) * 4));
-        assert_eq!(layout.bytes_to_move(Tokens(10), Tokens(4)), Bytes(6 * 512 + 20480));
+        assert_eq!(
+            layout.bytes_to_move(Tokens(10), Tokens(4)),
+            Bytes(6 * 512 + 20480)
+        );
         assert_eq!(layout.bytes_to_move(Tokens(0), Tokens(0)), Bytes(0));
         assert_eq!(layout.piece_bytes(2, Tokens(1)), None);
     }

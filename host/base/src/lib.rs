@@ -6,10 +6,12 @@ extern crate alloc;
 pub mod block;
 pub mod id;
 pub mod kv;
+pub mod role;
 pub mod time;
 pub mod unit;
 
 pub use block::{BlockHash, BlockId, INDEX_BLOCK_TOKENS, TenantKey};
 pub use id::{InstanceName, ModelName, RequestId, SiteName, TenantName, TransferId};
+pub use role::Role;
 pub use time::{Clock, Moment, Random};
 pub use unit::{BitsPerSecond, Bytes, Permille, Tokens};

@@ -24,7 +24,10 @@ impl Moment {
 impl core::ops::Add<Duration> for Moment {
     type Output = Moment;
     fn add(self, by: Duration) -> Moment {
-        Moment(self.0.saturating_add(u64::try_from(by.as_micros()).unwrap_or(u64::MAX)))
+        Moment(
+            self.0
+                .saturating_add(u64::try_from(by.as_micros()).unwrap_or(u64::MAX)),
+        )
     }
 }
 

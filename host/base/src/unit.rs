@@ -90,7 +90,10 @@ mod tests {
 
     #[test]
     fn bytes_at_a_rate() {
-        assert_eq!(Bytes(1_250_000).time_at(BitsPerSecond(10_000_000)), Duration::from_secs(1));
+        assert_eq!(
+            Bytes(1_250_000).time_at(BitsPerSecond(10_000_000)),
+            Duration::from_secs(1)
+        );
         assert_eq!(Bytes(1).time_at(BitsPerSecond(0)), Duration::MAX);
     }
 

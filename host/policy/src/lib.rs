@@ -10,12 +10,14 @@ pub mod column;
 pub mod names;
 pub mod policy;
 pub mod question;
+pub mod scope;
 
 pub use answer::{Answer, Directive, Placement, RoutingDecision};
 pub use column::{
-    CostColumn, CostMatrix, CostRow, CostView, GroupColumn, GroupRow, GroupView, Matrix, NEVER, RequestColumn,
-    RequestRow, RequestView, RouteColumn, RouteMatrix, RouteRow, RouteView,
+    CostColumn, CostMatrix, CostRow, CostView, GroupColumn, GroupRow, GroupView, Matrix, NEVER,
+    RequestColumn, RequestRow, RequestView, RouteColumn, RouteMatrix, RouteRow, RouteView,
 };
 pub use names::{NameTables, SiteEntry};
 pub use policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource};
 pub use question::{Dependency, Event, ModelChange, Pressure, Purpose, Question, QuestionKind, Subject};
+pub use scope::Scope;

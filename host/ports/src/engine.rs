@@ -12,29 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::{broadcast, mpsc};
 
-/// What an instance is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Computes KV only.
-    Prefill,
-    /// Generates tokens from KV only.
-    Decode,
-    /// Does both.
-    Both,
-}
-
-impl Role {
-    /// Whether prefill may run here.
-    pub const fn prefills(self) -> bool {
-        matches!(self, Self::Prefill | Self::Both)
-    }
-
-    /// Whether decode may run here.
-    pub const fn decodes(self) -> bool {
-        matches!(self, Self::Decode | Self::Both)
-    }
-}
+pub use portolan_base::Role;
 
 /// What an instance is. Does not change while it runs.
 #[derive(Clone, Debug)]
@@ -70,7 +48,12 @@ pub struct Sampling {
 
 impl Sampling {
     /// The likeliest token, always.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 };
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: 0,
+        seed: 0,
+    };
 }
 
 /// Computes KV.

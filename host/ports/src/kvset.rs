@@ -64,7 +64,11 @@ impl KvSet {
     /// The KV of no token.
     pub fn empty(layout: Arc<KvLayout>) -> Self {
         let by_layer = vec![Vec::new(); layout.layers.len()];
-        Self { layout, tokens: 0, by_layer }
+        Self {
+            layout,
+            tokens: 0,
+            by_layer,
+        }
     }
 
     /// Puts pieces together, in any order, and checks that they are whole.
@@ -84,7 +88,13 @@ impl KvSet {
             let got = piece.bytes.len() as u64;
             if got != expected {
                 let (start, end) = (piece.id.tokens.start, piece.id.tokens.end);
-                return Err(KvSetError::WrongSize { layer, start, end, got, expected });
+                return Err(KvSetError::WrongSize {
+                    layer,
+                    start,
+                    end,
+                    got,
+                    expected,
+                });
             }
             slot.push(piece);
         }
@@ -92,7 +102,11 @@ impl KvSet {
             pieces.sort_by_key(|p| p.id.tokens.start);
             check_cover(layer, layout.layers[usize::from(layer)], tokens, pieces)?;
         }
-        Ok(Self { layout, tokens, by_layer })
+        Ok(Self {
+            layout,
+            tokens,
+            by_layer,
+        })
     }
 
     /// Shapes and number format.
@@ -123,7 +137,11 @@ fn check_cover(layer: u16, kind: LayerKv, tokens: u32, pieces: &[KvPiece]) -> Re
             for piece in pieces {
                 let range = &piece.id.tokens;
                 if range.start != reached || range.end <= range.start {
-                    return Err(KvSetError::NotWhole { layer, from: reached, to: range.start.max(range.end) });
+                    return Err(KvSetError::NotWhole {
+                        layer,
+                        from: reached,
+                        to: range.start.max(range.end),
+                    });
                 }
                 reached = range.end;
             }
@@ -131,18 +149,31 @@ fn check_cover(layer: u16, kind: LayerKv, tokens: u32, pieces: &[KvPiece]) -> Re
         LayerKv::Recurrent { .. } if tokens == 0 && pieces.is_empty() => {}
         LayerKv::Recurrent { .. } => match pieces {
             [only] if only.id.tokens == (tokens..tokens) => reached = tokens,
-            _ => return Err(KvSetError::NotWhole { layer, from: 0, to: tokens }),
+            _ => {
+                return Err(KvSetError::NotWhole {
+                    layer,
+                    from: 0,
+                    to: tokens,
+                });
+            }
         },
     }
     if reached != tokens {
-        return Err(KvSetError::NotWhole { layer, from: reached.min(tokens), to: reached.max(tokens) });
+        return Err(KvSetError::NotWhole {
+            layer,
+            from: reached.min(tokens),
+            to: reached.max(tokens),
+        });
     }
     Ok(())
 }
 
 /// The piece that covers `tokens` of an attention layer, or a recurrent state when `tokens` is empty.
 pub fn piece_id(layer: u16, start: u32, tokens: Tokens) -> PieceId {
-    PieceId { layer, tokens: start..start.saturating_add(tokens.0) }
+    PieceId {
+        layer,
+        tokens: start..start.saturating_add(tokens.0),
+    }
 }
 
 #[cfg(test)]
@@ -158,24 +189,42 @@ mod tests {
             dtype: KvDtype::F32,
             block_tokens: 4,
             layers: vec![
-                LayerKv::FullAttention { kv_heads: 1, head_dim: 2 },
-                LayerKv::Recurrent { conv_channels: 1, conv_width: 1, heads: 1, key_dim: 1, value_dim: 1 },
+                LayerKv::FullAttention {
+                    kv_heads: 1,
+                    head_dim: 2,
+                },
+                LayerKv::Recurrent {
+                    conv_channels: 1,
+                    conv_width: 1,
+                    heads: 1,
+                    key_dim: 1,
+                    value_dim: 1,
+                },
             ],
         })
     }
 
     fn attention(start: u32, tokens: u32) -> KvPiece {
-        KvPiece { id: piece_id(0, start, Tokens(tokens)), bytes: Bytes::from(vec![0; tokens as usize * 16]) }
+        KvPiece {
+            id: piece_id(0, start, Tokens(tokens)),
+            bytes: Bytes::from(vec![0; tokens as usize * 16]),
+        }
     }
 
     fn state(at: u32) -> KvPiece {
-        KvPiece { id: piece_id(1, at, Tokens(0)), bytes: Bytes::from(vec![0; 8]) }
+        KvPiece {
+            id: piece_id(1, at, Tokens(0)),
+            bytes: Bytes::from(vec![0; 8]),
+        }
     }
 
     #[test]
     fn a_whole_set_in_any_order_is_taken() {
         let set = KvSet::assemble(layout(), 6, [attention(4, 2), state(6), attention(0, 4)]).unwrap();
-        assert_eq!(set.layer(0).iter().map(|p| p.id.tokens.start).collect::<Vec<_>>(), [0, 4]);
+        assert_eq!(
+            set.layer(0).iter().map(|p| p.id.tokens.start).collect::<Vec<_>>(),
+            [0, 4]
+        );
         assert!(KvSet::assemble(layout(), 0, []).is_ok());
     }
 
@@ -192,11 +241,26 @@ mod tests {
         ];
         for (what, pieces) in cases {
             let refused = KvSet::assemble(layout(), 6, pieces);
-            assert!(matches!(refused, Err(KvSetError::NotWhole { .. })), "{what}: {refused:?}");
+            assert!(
+                matches!(refused, Err(KvSetError::NotWhole { .. })),
+                "{what}: {refused:?}"
+            );
         }
-        let torn = KvPiece { bytes: Bytes::from(vec![0; 95]), ..attention(0, 6) };
-        assert!(matches!(KvSet::assemble(layout(), 6, [torn, state(6)]), Err(KvSetError::WrongSize { .. })));
-        let stray = KvPiece { id: piece_id(9, 0, Tokens(6)), bytes: Bytes::new() };
-        assert!(matches!(KvSet::assemble(layout(), 6, [stray]), Err(KvSetError::UnknownLayer { .. })));
+        let torn = KvPiece {
+            bytes: Bytes::from(vec![0; 95]),
+            ..attention(0, 6)
+        };
+        assert!(matches!(
+            KvSet::assemble(layout(), 6, [torn, state(6)]),
+            Err(KvSetError::WrongSize { .. })
+        ));
+        let stray = KvPiece {
+            id: piece_id(9, 0, Tokens(6)),
+            bytes: Bytes::new(),
+        };
+        assert!(matches!(
+            KvSet::assemble(layout(), 6, [stray]),
+            Err(KvSetError::UnknownLayer { .. })
+        ));
     }
 }

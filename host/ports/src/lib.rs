@@ -11,13 +11,14 @@ pub mod transport;
 
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixChange};
 pub use engine::{
-    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix, KvEvent,
-    PrefillJob, PrefillReport, Role, Sampling,
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
+    KvEvent, PrefillJob, PrefillReport, Role, Sampling,
 };
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
 pub use store::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, StoreError, TenantRecord, VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, StoreError, TenantRecord,
+    VersionRecord,
 };
 pub use text::{ChatMessage, TextError, TextModel, TextStream};
 pub use transport::{

@@ -1,29 +1,10 @@
 //! Turns a policy's bytes into something that can be asked.
 
-use portolan_base::TenantName;
 use portolan_policy::{NameTables, Policy, QuestionKind};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::sync::Arc;
 
-/// Whose policy it is.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scope {
-    /// The operator's: applies to every tenant.
-    Platform,
-    /// One tenant's own.
-    Tenant(TenantName),
-}
-
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Platform => f.write_str("the platform"),
-            Self::Tenant(name) => write!(f, "tenant {name}"),
-        }
-    }
-}
+pub use portolan_policy::Scope;
 
 /// What a loaded policy is bound to.
 #[derive(Clone, Debug)]
