@@ -1,1 +1,36 @@
-//! (being written)
+//! DECIDES: from what is known about a request and the fleet to an ordered plan of routes.
+//!
+//! `candidates → residency → cost → routing → plan`, each policy call with its fallback, every limit the host keeps
+//! applied whatever a policy says. Pure: time, randomness and the state of the fleet are arguments, so the simulator
+//! runs this very code.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`fleet`] | what is known about sites, instances and links |
+//! | [`request`] | what is known about one request |
+//! | [`route`] | the candidate routes and the host's estimates |
+//! | [`table`] | which policy answers which question for whom |
+//! | [`ask`] | one policy call with its record and its fallback |
+//! | [`residency`] | which sites are allowed |
+//! | [`plan`] | the decision itself |
+//! | [`breaker`] | when an instance or link is left alone for a while |
+//! | [`record`] | the path record: why each request went where it went |
+
+pub mod ask;
+pub mod breaker;
+pub mod fleet;
+pub mod plan;
+pub mod record;
+pub mod request;
+pub mod residency;
+pub mod route;
+pub mod table;
+
+pub use breaker::{Breaker, BreakerConfig};
+pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView};
+pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
+pub use record::{CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, StageRecord};
+pub use request::{PrefillMode, RequestFacts, RequestKind};
+pub use residency::Placements;
+pub use route::{Candidates, KvSize, MAX_ROUTES, Route};
+pub use table::{PolicyTable, RequestPolicies};

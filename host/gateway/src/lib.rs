@@ -1,1 +1,18 @@
-//! (being written)
+//! ORDERS the stages of a request at one site: `accept → admit → locate → decide → fetch → prefill → transfer →
+//! decode → settle`, one file each under [`stage`], and the HTTP doors around them.
+
+pub mod accepted;
+pub mod answer;
+pub mod error;
+pub mod http;
+pub mod metrics;
+pub mod peer;
+pub mod policies;
+pub mod records;
+pub mod site;
+pub mod stage;
+
+pub use accepted::Accepted;
+pub use answer::{Answer, AnswerEvent, Usage};
+pub use error::{ErrorKind, RequestError};
+pub use site::{Limits, ServedModel, Site, SiteParts};

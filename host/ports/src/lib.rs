@@ -3,9 +3,12 @@
 
 pub mod bus;
 pub mod engine;
+pub mod fleet;
 pub mod kvset;
 pub mod loader;
+pub mod loader_fake;
 pub mod store;
+pub mod store_fake;
 pub mod text;
 pub mod transport;
 
@@ -14,12 +17,15 @@ pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
     KvEvent, PrefillJob, PrefillReport, Role, Sampling,
 };
+pub use fleet::{Fleet, InstanceOutcome};
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
+pub use loader_fake::FakeLoader;
 pub use store::{
     AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, StoreError, TenantRecord,
     VersionRecord,
 };
+pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};
 pub use transport::{
     KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport, TransferError, Transport,

@@ -48,6 +48,17 @@ pub struct VersionRecord {
     pub at: Moment,
 }
 
+impl VersionRecord {
+    /// The version in words, as the audit log names it.
+    pub fn subject(&self) -> String {
+        subject(&self.scope, self.question, &self.name, &self.sha256)
+    }
+}
+
+fn subject(scope: &Scope, question: QuestionKind, name: &str, sha256: &str) -> String {
+    format!("{scope}, {question}: {name} {sha256}")
+}
+
 /// Which version answers a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingRecord {
@@ -61,7 +72,7 @@ pub struct BindingRecord {
     pub sha256: String,
     /// The binding's own text for `configure`.
     pub config: String,
-    /// Rises by one with each change of this binding.
+    /// Rises by one with each change of this binding, an `unbind` included.
     pub generation: u64,
     /// Who bound it.
     pub actor: String,
@@ -69,6 +80,13 @@ pub struct BindingRecord {
     pub reason: String,
     /// When.
     pub at: Moment,
+}
+
+impl BindingRecord {
+    /// The binding in words, as the audit log names it.
+    pub fn subject(&self) -> String {
+        subject(&self.scope, self.question, &self.name, &self.sha256)
+    }
 }
 
 /// A tenant.
@@ -91,6 +109,16 @@ pub struct KeyRecord {
     pub label: String,
 }
 
+impl KeyRecord {
+    /// The key in words, as the audit log names it: its label and whom it lets in, never the key.
+    pub fn subject(&self) -> String {
+        match &self.principal {
+            Principal::Operator => format!("key {:?} of the operator", self.label),
+            Principal::Tenant(name) => format!("key {:?} of tenant {name}", self.label),
+        }
+    }
+}
+
 /// Who is calling.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -104,7 +132,7 @@ pub enum Principal {
 /// One line of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditRecord {
-    /// Position in the log, without gaps.
+    /// Position in the log, from 1, without gaps.
     pub sequence: u64,
     /// When.
     pub at: Moment,
@@ -138,6 +166,22 @@ pub enum StoreError {
     /// The disk failed.
     #[error("the store could not be written or read: {0}")]
     Io(String),
+    /// What was to be stored cannot be.
+    #[error("{what} cannot be stored: {why}")]
+    Invalid {
+        /// What was to be stored.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A later release wrote the store.
+    #[error("the store has schema {found}, this host knows schemas up to {known}; start the release that wrote it")]
+    NewerSchema {
+        /// The schema found.
+        found: u32,
+        /// The newest schema this host reads.
+        known: u32,
+    },
 }
 
 /// Keeps what must outlive the process. Calls block on the disk: use them off the request path, `authenticate` and
@@ -172,6 +216,10 @@ pub trait PolicyStore: Send + Sync {
         at: Moment,
     ) -> Result<(), StoreError>;
 
+    /// Every binding that was ever made for one question, oldest first; the one in force, if any, is the last. What
+    /// a roll-back chooses from. A generation that is missing here was taken by an `unbind`.
+    fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError>;
+
     /// Every binding.
     fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError>;
 
@@ -184,7 +232,7 @@ pub trait PolicyStore: Send + Sync {
     /// Every tenant.
     fn tenants(&self) -> Result<Vec<TenantRecord>, StoreError>;
 
-    /// Lets a key in.
+    /// Lets a key in, or changes whom it lets in. An empty key is [`StoreError::Invalid`].
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError>;
 
     /// Whom a key lets in. Takes the same time whether or not the key exists.

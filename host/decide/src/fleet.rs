@@ -1,0 +1,122 @@
+//! What is known about sites, instances and links at the moment of a decision.
+
+use portolan_base::{BitsPerSecond, InstanceName, Permille, Role, SiteName, Tokens};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Position of a site in [`FleetView::sites`], and in the policies' name table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SiteIndex(pub u32);
+
+/// Position of an instance in [`FleetView::instances`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct InstanceIndex(pub u32);
+
+/// A site.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SiteView {
+    /// The operator's name.
+    pub name: SiteName,
+    /// Index into the jurisdictions.
+    pub jurisdiction: u32,
+}
+
+/// An engine instance with its load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceView {
+    /// Its name, unique within its site.
+    pub name: InstanceName,
+    /// Where it runs.
+    pub site: SiteIndex,
+    /// Index into the model table.
+    pub model: u32,
+    /// What it is for.
+    pub role: Role,
+    /// Whether it may be given work: alive, not draining, its breaker closed.
+    pub ready: bool,
+    /// Requests waiting for prefill.
+    pub prefill_queued_requests: u32,
+    /// Prompt tokens waiting for prefill.
+    pub prefill_queued_tokens: u32,
+    /// Sequences decoding.
+    pub decode_running: u32,
+    /// Sequences it can decode at once.
+    pub decode_slots: u32,
+    /// KV memory in use.
+    pub kv_used: Permille,
+    /// How busy prefill was.
+    pub prefill_busy: Permille,
+    /// How busy decode was.
+    pub decode_busy: Permille,
+    /// Measured prefill time in nanoseconds for each uncached token.
+    pub prefill_ns_per_token: u64,
+    /// Measured decode step in microseconds.
+    pub decode_step_us: u32,
+    /// Price of a thousand computed tokens, in millionths of the operator's unit.
+    pub price_micros_per_kilotoken: u32,
+}
+
+/// A directed link between two sites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkView {
+    /// Whether anything can be sent.
+    pub up: bool,
+    /// Round-trip time.
+    pub rtt: Duration,
+    /// What the link can carry.
+    pub capacity: BitsPerSecond,
+    /// Mean utilisation over the monitor's window.
+    pub busy: Permille,
+    /// Share of chunks that had to be sent again.
+    pub loss: Permille,
+    /// Price of a GiB, in millionths of the operator's unit.
+    pub price_micros_per_gib: u32,
+}
+
+impl LinkView {
+    /// Capacity that is not in use. At least one thousandth: a full link is slow, not infinitely slow.
+    pub fn free(&self) -> BitsPerSecond {
+        let free = u64::from(1000u32.saturating_sub(self.busy.0).max(1));
+        BitsPerSecond(self.capacity.0 / 1000 * free)
+    }
+}
+
+/// Everything a decision looks at beyond the request.
+#[derive(Clone, Debug, Default)]
+pub struct FleetView {
+    /// Every site, in the order of the policies' name table.
+    pub sites: Vec<SiteView>,
+    /// Every instance of every site.
+    pub instances: Vec<InstanceView>,
+    /// Links by (from, to): KV flows from the prefill site to the decode site.
+    pub links: BTreeMap<(SiteIndex, SiteIndex), LinkView>,
+    /// Uncached length above which offloading raises throughput, from the planner.
+    pub offload_threshold: Tokens,
+    /// Utilisation at which a link counts as congested.
+    pub congestion_mark: Permille,
+}
+
+impl FleetView {
+    /// A site by index.
+    pub fn site(&self, index: SiteIndex) -> Option<&SiteView> {
+        self.sites.get(index.0 as usize)
+    }
+
+    /// An instance by index.
+    pub fn instance(&self, index: InstanceIndex) -> Option<&InstanceView> {
+        self.instances.get(index.0 as usize)
+    }
+
+    /// Instances with their index.
+    pub fn indexed(&self) -> impl Iterator<Item = (InstanceIndex, &InstanceView)> {
+        (0u32..).map(InstanceIndex).zip(&self.instances)
+    }
+
+    /// Whether some link is past the congestion mark.
+    pub fn congested(&self) -> bool {
+        self.links.values().any(|link| link.up && link.busy >= self.congestion_mark && self.congestion_mark.0 > 0)
+    }
+}

@@ -1,0 +1,267 @@
+//! The decision: which routes, in which order, and why.
+
+use crate::ask::{Asker, MAX_DEFER_MS};
+use crate::fleet::FleetView;
+use crate::record::{CandidateRecord, DecisionRecord, RouteRecord};
+use crate::request::RequestFacts;
+use crate::residency::Placements;
+use crate::route::{Candidates, KvSize, Route};
+use crate::table::RequestPolicies;
+use portolan_base::Clock;
+use portolan_policy::builtin;
+use portolan_policy::{
+    Answer, CostColumn, CostMatrix, CostView, Matrix, NEVER, Purpose, Question, QuestionKind, RoutingDecision, Subject,
+};
+
+/// Scores within one hundredth of the best count as equal: they share the load by the request's seed. A strict
+/// minimum sends every request of a burst to the same instance until the next load report.
+const NEAR_TIE_DIVISOR: u32 = 100;
+
+/// Everything a decision is made from.
+#[derive(Clone, Copy)]
+pub struct DecideInput<'a> {
+    /// The request.
+    pub request: &'a RequestFacts,
+    /// The fleet.
+    pub fleet: &'a FleetView,
+    /// How large the model's KV is.
+    pub kv: KvSize,
+    /// Prompt tokens each instance holds KV for, by instance index.
+    pub held: &'a [u32],
+    /// The versions this request was admitted with.
+    pub policies: &'a RequestPolicies,
+}
+
+/// An ordered plan: the first route is taken, the rest are its fallbacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Routes, best first. Not empty.
+    pub routes: Vec<Route>,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No ready instance serves the model for this request.
+    #[error("no instance can serve this request: {0}")]
+    NoInstance(String),
+    /// Every route touches a site that may not see the data.
+    #[error("the residency answer leaves no route: {0}")]
+    Residency(String),
+    /// The routing policy ruled every route out.
+    #[error("the routing policy ruled out every route")]
+    NoRoute,
+    /// The routing policy refused the request; the text is the policy's own, for the client.
+    #[error("{0}")]
+    Policy(String),
+}
+
+/// What was decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Take these routes in order.
+    Go(Plan),
+    /// Ask again after this many milliseconds.
+    Defer(u32),
+    /// Do not serve it.
+    Refuse(Refusal),
+}
+
+/// Decides one request: candidates, then residency, cost and routing, each policy call with its fallback.
+pub fn decide(input: &DecideInput<'_>, clock: &dyn Clock) -> (Decision, DecisionRecord) {
+    let id = input.request.id.clone();
+    let mut asker = Asker::new(clock, &input.request.labels, id.as_str());
+    let mut desk = Desk { input, clock, record: DecisionRecord::default() };
+    let decision = desk.decide(&mut asker);
+    desk.record.policies = asker.calls;
+    desk.record.fallbacks = asker.fallbacks;
+    (decision, desk.record)
+}
+
+struct Desk<'a> {
+    input: &'a DecideInput<'a>,
+    clock: &'a dyn Clock,
+    record: DecisionRecord,
+}
+
+impl Desk<'_> {
+    fn decide(&mut self, asker: &mut Asker<'_>) -> Decision {
+        let DecideInput { request, fleet, kv, held, .. } = *self.input;
+        let row = request.row(fleet.offload_threshold.0, fleet.congested());
+        self.record.request = row;
+        let row = row.to_cells();
+        let all = Candidates::enumerate(request, fleet, kv, held);
+        self.record.candidates = all.routes.iter().zip(&all.rows).map(|(r, row)| self.candidate(*r, row)).collect();
+        if all.routes.is_empty() {
+            return Decision::Refuse(Refusal::NoInstance(self.why_empty()));
+        }
+        let (allowed, candidates) = self.residency(&row, &all, asker);
+        if allowed.is_empty() {
+            return Decision::Refuse(Refusal::Residency(self.denied_sites()));
+        }
+        let costs = self.costs(&row, &candidates, asker);
+        for (&position, cost) in allowed.iter().zip(costs.as_matrix().rows()) {
+            self.record.candidates[position].cost = Some(CostView(cost).to_row());
+        }
+        match self.routing(&row, &candidates, &costs, asker) {
+            RoutingDecision::Scores(scores) => self.order(&allowed, &candidates, &scores),
+            RoutingDecision::Defer(ms) => Decision::Defer(ms.min(MAX_DEFER_MS)),
+            RoutingDecision::Refuse(reason) => Decision::Refuse(Refusal::Policy(reason)),
+        }
+    }
+
+    /// Positions of the candidates whose sites may both see the data, and those candidates.
+    fn residency(&mut self, row: &[u32], all: &Candidates, asker: &mut Asker<'_>) -> (Vec<usize>, Candidates) {
+        let DecideInput { request, fleet, policies, .. } = *self.input;
+        let subject = Subject {
+            purpose: Purpose::Serve,
+            data_jurisdiction: request.jurisdiction,
+            data_class: request.user_class,
+            from_site: None,
+        };
+        let placements = Placements::ask(policies, subject, row, (fleet, request.origin), asker);
+        self.record.placements = fleet
+            .sites
+            .iter()
+            .zip(placements.as_slice())
+            .map(|(site, placement)| (site.name.as_str().to_owned(), *placement))
+            .collect();
+        let mut allowed = Vec::new();
+        for (position, route) in all.routes.iter().enumerate() {
+            let site_of = |instance| fleet.instance(instance).map(|i| i.site);
+            let denied = [route.prefill, route.decode]
+                .into_iter()
+                .filter_map(site_of)
+                .find(|site| !placements.allows(*site))
+                .and_then(|site| fleet.site(site));
+            match denied {
+                None => allowed.push(position),
+                Some(site) => {
+                    self.record.candidates[position].excluded = Some(format!("residency denies {}", site.name));
+                }
+            }
+        }
+        let candidates = all.select(&allowed);
+        (allowed, candidates)
+    }
+
+    fn costs(&self, row: &[u32], candidates: &Candidates, asker: &mut Asker<'_>) -> CostMatrix {
+        let matrix = candidates.matrix();
+        let routes = matrix.as_matrix();
+        if let Some(policy) = &self.input.policies.cost
+            && let Some(Answer::Cost(cells)) =
+                asker.ask(policy.as_ref(), Question::Cost { request: row, routes }, "the built-in cost")
+        {
+            return CostMatrix { cells };
+        }
+        let begun = self.clock.now();
+        let cells = builtin::ttft::estimate(&builtin::ttft::Config::default(), row, routes);
+        asker.note_built_in(QuestionKind::Cost, "ttft", self.micros_since(begun));
+        CostMatrix { cells }
+    }
+
+    fn routing(
+        &self,
+        row: &[u32],
+        candidates: &Candidates,
+        costs: &CostMatrix,
+        asker: &mut Asker<'_>,
+    ) -> RoutingDecision {
+        let matrix = candidates.matrix();
+        let (routes, costs) = (matrix.as_matrix(), costs.as_matrix());
+        if let Some(policy) = &self.input.policies.routing {
+            let question = Question::Routing { request: row, routes, costs };
+            if let Some(Answer::Routing(decision)) = asker.ask(policy.as_ref(), question, "the built-in router") {
+                return decision;
+            }
+        }
+        let begun = self.clock.now();
+        let decision = lowest_cost(row, routes, costs);
+        asker.note_built_in(QuestionKind::Routing, "lowest-cost", self.micros_since(begun));
+        decision
+    }
+
+    fn micros_since(&self, begun: portolan_base::Moment) -> u64 {
+        u64::try_from(self.clock.now().since(begun).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Sorts by score; near-equals at the top are rotated by the seed.
+    fn order(&mut self, allowed: &[usize], candidates: &Candidates, scores: &[u32]) -> Decision {
+        let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != NEVER).collect();
+        order.sort_by_key(|&i| (scores[i], i));
+        let Some(&best) = order.first() else {
+            self.mark_ruled_out(allowed, scores);
+            return Decision::Refuse(Refusal::NoRoute);
+        };
+        let limit = scores[best].saturating_add(scores[best] / NEAR_TIE_DIVISOR);
+        let near = order.iter().take_while(|&&i| scores[i] <= limit).count();
+        let turn = self.input.request.seed % near as u64;
+        order[..near].rotate_left(usize::try_from(turn).unwrap_or(0));
+        for (rank, &i) in (0u32..).zip(&order) {
+            self.record.candidates[allowed[i]].rank = Some(rank);
+        }
+        self.mark_ruled_out(allowed, scores);
+        Decision::Go(Plan { routes: order.into_iter().map(|i| candidates.routes[i]).collect() })
+    }
+
+    fn mark_ruled_out(&mut self, allowed: &[usize], scores: &[u32]) {
+        for (&position, &score) in allowed.iter().zip(scores) {
+            let candidate = &mut self.record.candidates[position];
+            candidate.score = Some(score);
+            if score == NEVER {
+                candidate.excluded = Some("the routing policy says never".to_owned());
+            }
+        }
+    }
+
+    fn candidate(&self, route: Route, facts: &portolan_policy::RouteRow) -> CandidateRecord {
+        CandidateRecord {
+            route: route_record(self.input.fleet, route),
+            facts: *facts,
+            cost: None,
+            score: None,
+            rank: None,
+            excluded: None,
+        }
+    }
+
+    fn why_empty(&self) -> String {
+        let DecideInput { request, fleet, .. } = *self.input;
+        let of_model = || fleet.instances.iter().filter(|i| i.model == request.model);
+        let here = |i: &&crate::fleet::InstanceView| i.site == request.origin && i.role.decodes();
+        match (of_model().count(), of_model().filter(here).filter(|i| i.ready).count()) {
+            (0, _) => "no site has one for this model".to_owned(),
+            (_, 0) => "none that can decode is ready at the site the request came in".to_owned(),
+            _ => format!("none that can prefill is ready and reachable with prefill_policy {:?}", request.prefill_mode),
+        }
+    }
+
+    fn denied_sites(&self) -> String {
+        let denied: Vec<&str> = self
+            .record
+            .placements
+            .iter()
+            .filter(|(_, placement)| *placement == portolan_policy::Placement::Denied)
+            .map(|(site, _)| site.as_str())
+            .collect();
+        format!("denied: {}", denied.join(", "))
+    }
+}
+
+/// The built-in router: the lowest total cost first.
+fn lowest_cost(row: &[u32], routes: Matrix<'_>, costs: Matrix<'_>) -> RoutingDecision {
+    debug_assert_eq!(costs.stride() as usize, CostColumn::COUNT, "checked when the policy answered");
+    builtin::lowest_cost::decide(&builtin::lowest_cost::Config::default(), row, routes, costs)
+}
+
+/// A route by names. Instances that left the fleet are named by a dash.
+pub fn route_record(fleet: &FleetView, route: Route) -> RouteRecord {
+    let names = |index| {
+        let instance = fleet.instance(index);
+        let site = instance.and_then(|i| fleet.site(i.site));
+        let site = site.map_or("-", |s| s.name.as_str()).to_owned();
+        (site, instance.map_or("-", |i| i.name.as_str()).to_owned())
+    };
+    let ((prefill_site, prefill_instance), (decode_site, decode_instance)) = (names(route.prefill), names(route.decode));
+    RouteRecord { prefill_site, prefill_instance, decode_site, decode_instance }
+}

@@ -1,0 +1,157 @@
+//! The path record: everything that happened to one request, for people and for replay.
+
+use portolan_base::{RequestId, TenantName};
+use portolan_policy::{CostRow, PolicySource, QuestionKind, RequestRow, RouteRow};
+use serde::{Deserialize, Serialize};
+
+/// One policy call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyRecord {
+    /// What was asked.
+    pub question: QuestionKind,
+    /// Who answered.
+    pub name: String,
+    /// SHA-256 of the component, or `built-in`.
+    pub version: String,
+    /// Who bound it.
+    pub source: PolicySource,
+    /// How long the call took, in µs.
+    pub micros: u64,
+    /// Fuel used, where metered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fuel: Option<u64>,
+    /// `ok`, or the word of the fault that made the host fall back.
+    pub outcome: String,
+    /// The fault in full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+/// One candidate route.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CandidateRecord {
+    /// Computes the prompt.
+    #[serde(flatten)]
+    pub route: RouteRecord,
+    /// What the policies were told about it.
+    pub facts: RouteRow,
+    /// What the cost policy said; absent when the route was excluded before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<CostRow>,
+    /// What the routing policy said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score: Option<u32>,
+    /// Place in the plan: 0 is taken first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Why it is not in the plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<String>,
+}
+
+/// A route by names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteRecord {
+    /// Where the prompt is computed.
+    pub prefill_site: String,
+    /// By which instance.
+    pub prefill_instance: String,
+    /// Where the answer is generated.
+    pub decode_site: String,
+    /// By which instance.
+    pub decode_instance: String,
+}
+
+/// Why something else was done than planned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fallback {
+    /// The stage at which it happened.
+    pub stage: String,
+    /// What had been planned or asked.
+    pub from: String,
+    /// What was done instead.
+    pub to: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// How a decision came about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionRecord {
+    /// What the policies were told about the request.
+    pub request: RequestRow,
+    /// Every route looked at.
+    pub candidates: Vec<CandidateRecord>,
+    /// Every policy call.
+    pub policies: Vec<PolicyRecord>,
+    /// Placement of each site, by name, as the intersection of all residency answers.
+    pub placements: Vec<(String, portolan_policy::Placement)>,
+    /// Policy fallbacks.
+    pub fallbacks: Vec<Fallback>,
+}
+
+/// When a stage ran, in milliseconds since the request was accepted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageRecord {
+    /// The stage's one name.
+    pub name: String,
+    /// When it began.
+    pub start_ms: f64,
+    /// When it ended.
+    pub end_ms: f64,
+}
+
+/// KV of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvRecord {
+    /// Bytes that crossed between sites.
+    pub bytes_moved: u64,
+    /// Prompt tokens that did not have to be computed.
+    pub cached_tokens: u32,
+    /// Prompt tokens that were computed.
+    pub computed_tokens: u32,
+    /// Chunks that arrived damaged or were lost, and were sent again.
+    pub chunks_resent: u32,
+}
+
+/// Everything that happened to one request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathRecord {
+    /// The request.
+    pub request_id: RequestId,
+    /// The client's trace id, when it sent one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
+    /// Whose it was.
+    pub tenant: TenantName,
+    /// The model asked for.
+    pub model: String,
+    /// Unix time in milliseconds when it was accepted.
+    pub accepted_ms: u64,
+    /// Length of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+    /// Milliseconds from accept to the first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttft_ms: Option<f64>,
+    /// The route that served it; absent when none did.
+    pub route: Option<RouteRecord>,
+    /// Every route looked at.
+    pub candidates: Vec<CandidateRecord>,
+    /// Every policy call.
+    pub policies: Vec<PolicyRecord>,
+    /// What the residency answers allowed.
+    pub placements: Vec<(String, portolan_policy::Placement)>,
+    /// When each stage ran.
+    pub stages: Vec<StageRecord>,
+    /// KV moved and reused.
+    pub kv: KvRecord,
+    /// Everything that went otherwise than planned.
+    pub fallbacks: Vec<Fallback>,
+    /// `running`, `ok`, `cancelled` or `failed`.
+    pub status: String,
+    /// What went wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}

@@ -1,0 +1,44 @@
+//! A request that was parsed, authenticated and tokenised: what every later stage works on.
+
+use portolan_base::{ModelName, Moment, RequestId};
+use portolan_decide::{PrefillMode, RequestKind};
+use portolan_ports::{Sampling, TenantRecord};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A request as it leaves the accept stage. One for each prompt and choice the client asked for.
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// The request's id, in every log line, header and record.
+    pub id: RequestId,
+    /// The client's trace id.
+    pub trace_id: Option<String>,
+    /// When the request arrived.
+    pub at: Moment,
+    /// Whose it is; jurisdiction and class already narrowed by what the client asked.
+    pub tenant: TenantRecord,
+    /// The model.
+    pub model: ModelName,
+    /// The prompt in the model's own tokens. Not empty, every id below the vocabulary, within the context.
+    pub prompt: Arc<[u32]>,
+    /// Most tokens to generate, at least 1.
+    pub max_tokens: u32,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Texts that end the answer; not part of it.
+    pub stop: Vec<String>,
+    /// Whether the model's own end token is ignored.
+    pub ignore_eos: bool,
+    /// The conversation, as the client named it.
+    pub session: Option<String>,
+    /// Whether someone waits.
+    pub kind: RequestKind,
+    /// Where the client wants its prompt computed.
+    pub prefill_mode: PrefillMode,
+    /// 0 is the most urgent.
+    pub priority: u32,
+    /// Hoped-for time to first token in ms; 0: none stated.
+    pub ttft_slo_ms: u32,
+    /// Labels a policy may look up.
+    pub labels: BTreeMap<String, String>,
+}

@@ -1,0 +1,51 @@
+//! An answer on its way to the client.
+
+use crate::error::RequestError;
+use portolan_base::RequestId;
+use portolan_ports::{CancelOnDrop, FinishReason};
+use tokio::sync::mpsc;
+
+/// What was computed for the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+    /// Prompt tokens whose KV was reused.
+    pub cached_tokens: u32,
+}
+
+/// What comes out of the stages, in order. Exactly one of the last two ends it.
+#[derive(Clone, Debug)]
+pub enum AnswerEvent {
+    /// One more token and the text it completes, which may be empty.
+    Delta {
+        /// The token.
+        token: u32,
+        /// Complete UTF-8, stop texts cut off.
+        text: String,
+    },
+    /// The answer is complete. `text` was withheld until it was known not to begin a stop text.
+    Finished {
+        /// The rest of the text.
+        text: String,
+        /// Why it ended.
+        reason: FinishReason,
+        /// What was computed.
+        usage: Usage,
+    },
+    /// The answer broke off.
+    Failed(RequestError),
+}
+
+/// A request being served. Dropping it cancels the request wherever it is.
+#[derive(Debug)]
+pub struct Answer {
+    /// The request.
+    pub id: RequestId,
+    /// What comes.
+    pub events: mpsc::UnboundedReceiver<AnswerEvent>,
+    /// Cancels when the client is gone.
+    pub cancel: CancelOnDrop,
+}

@@ -1,0 +1,104 @@
+//! One site's gateway: everything its stages and doors use.
+
+use crate::accepted::Accepted;
+use crate::answer::Answer;
+use crate::error::RequestError;
+use crate::metrics::Metrics;
+use crate::policies::PolicyDesk;
+use crate::records::RecordLog;
+use crate::stage;
+use portolan_base::{Clock, InstanceName, ModelName, Random, SiteName};
+use portolan_decide::SiteIndex;
+use portolan_ports::{Engine, EngineDescription, Fleet, PolicyStore, TextModel, Transport};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A model this site can take requests for.
+#[derive(Clone)]
+pub struct ServedModel {
+    /// Its tokenizer and chat template.
+    pub text: Arc<dyn TextModel>,
+    /// One instance's description: layout, context, vocabulary. The same for every instance of the model.
+    pub description: EngineDescription,
+    /// Unix time in seconds, for `/v1/models`.
+    pub created: u64,
+}
+
+/// What the gateway holds back or gives up on. Each default argues for itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests in flight before new ones are told to come back: bounds memory, not throughput.
+    pub in_flight: usize,
+    /// Longest request body in bytes. 8 MiB holds a prompt of 128k tokens as text or as ids, twice over.
+    pub body_bytes: usize,
+    /// Longest a decode instance may take for the first token, and between two.
+    pub decode_stall: Duration,
+    /// Path records kept in memory.
+    pub records: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { in_flight: 512, body_bytes: 8 << 20, decode_stall: Duration::from_secs(30), records: 10_000 }
+    }
+}
+
+/// What a [`Site`] is made of.
+pub struct SiteParts {
+    /// The site's name.
+    pub name: SiteName,
+    /// Its position in the fleet.
+    pub index: SiteIndex,
+    /// Engine instances at this site.
+    pub engines: BTreeMap<InstanceName, Arc<dyn Engine>>,
+    /// Models it takes requests for.
+    pub models: BTreeMap<ModelName, ServedModel>,
+    /// What is known about all sites.
+    pub fleet: Arc<dyn Fleet>,
+    /// Links to the others.
+    pub transport: Arc<dyn Transport>,
+    /// What outlives the process.
+    pub store: Arc<dyn PolicyStore>,
+    /// The active policies.
+    pub desk: Arc<PolicyDesk>,
+    /// Reads the time.
+    pub clock: Arc<dyn Clock>,
+    /// Draws ids and seeds.
+    pub random: Arc<dyn Random>,
+    /// The platform's secret, from which tenants' cache keys are derived. The same at every site.
+    pub secret: [u8; 32],
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// One site's gateway.
+pub struct Site {
+    /// What it is made of.
+    pub parts: SiteParts,
+    /// Recent requests.
+    pub records: RecordLog,
+    /// Counters and histograms.
+    pub metrics: Metrics,
+    /// Requests in flight.
+    pub permits: Arc<tokio::sync::Semaphore>,
+}
+
+impl Site {
+    /// Puts a site together.
+    pub fn new(parts: SiteParts) -> Arc<Self> {
+        let limits = parts.limits;
+        Arc::new(Self {
+            parts,
+            records: RecordLog::new(limits.records),
+            metrics: Metrics::new(),
+            permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
+        })
+    }
+
+    /// Serves an accepted request: admits it, then runs the other stages in a task of their own. An error means that
+    /// no answer began.
+    pub async fn serve(self: &Arc<Self>, request: Accepted) -> Result<Answer, RequestError> {
+        stage::serve(self, request).await
+    }
+}

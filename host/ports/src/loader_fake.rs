@@ -1,0 +1,131 @@
+//! The fake beside [`PolicyLoader`], and its fault: components are short texts, so that a test can say what becomes
+//! of one.
+//!
+//! | component | what happens |
+//! |---|---|
+//! | `ok:…` | answers any question, indifferently: every site, every route, no directive |
+//! | `ok-routing:…` (or another question's word) | answers that question, refused for another |
+//! | `unloadable:…` | passes the check and compiles, cannot be loaded |
+//! | anything else | refused by the check |
+//!
+//! A binding whose configuration is `bad` is refused when it is loaded, as a policy's own `configure` would.
+
+use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
+use portolan_policy::{
+    Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Question, QuestionKind,
+    RoutingDecision,
+};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// A [`PolicyLoader`] without WebAssembly.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FakeLoader;
+
+enum Fate {
+    Works(Option<QuestionKind>),
+    Unloadable,
+    Refused,
+}
+
+fn fate(component: &[u8]) -> Fate {
+    let Some((word, _)) = std::str::from_utf8(component).ok().and_then(|text| text.split_once(':')) else {
+        return Fate::Refused;
+    };
+    match word {
+        "ok" => Fate::Works(None),
+        "unloadable" => Fate::Unloadable,
+        word => match word.strip_prefix("ok-").and_then(|question| question.parse().ok()) {
+            Some(question) => Fate::Works(Some(question)),
+            None => Fate::Refused,
+        },
+    }
+}
+
+fn report(component: &[u8], question: Option<QuestionKind>, error: Option<(&str, &str, &str)>) -> PolicyReport {
+    PolicyReport {
+        ok: error.is_none(),
+        question,
+        findings: error
+            .map(|(code, message, help)| Finding {
+                code: code.into(),
+                severity: Severity::Error,
+                message: message.into(),
+                help: help.into(),
+            })
+            .into_iter()
+            .collect(),
+        sha256: hex::encode(Sha256::digest(component)),
+        bytes: component.len() as u64,
+    }
+}
+
+impl PolicyLoader for FakeLoader {
+    fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
+        match (fate(component), question) {
+            (Fate::Refused, _) => {
+                let error = ("no-component", "the bytes are no component", "begin them with \"ok:\"");
+                report(component, None, Some(error))
+            }
+            (Fate::Works(Some(answers)), Some(wanted)) if answers != wanted => {
+                let error = ("other-world", "it answers another question", "bind it to the question it answers");
+                report(component, Some(answers), Some(error))
+            }
+            (Fate::Works(answers), _) => report(component, question.or(answers), None),
+            (Fate::Unloadable, _) => report(component, question, None),
+        }
+    }
+
+    fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection> {
+        let report = self.check(None, component);
+        if !report.ok {
+            return Err(PolicyRejection(report));
+        }
+        Ok([b"compiled ", component].concat())
+    }
+
+    fn load(
+        &self,
+        binding: &Binding,
+        component: &[u8],
+        _compiled: Option<&[u8]>,
+    ) -> Result<Arc<dyn Policy>, PolicyRejection> {
+        let refused = |code, message, help| {
+            Err(PolicyRejection(report(component, Some(binding.question), Some((code, message, help)))))
+        };
+        if !matches!(fate(component), Fate::Works(_)) {
+            return refused("no-instance", "the component cannot be started", "send one that can");
+        }
+        if binding.config == "bad" {
+            return refused("bad-config", "the configuration is refused", "send another configuration");
+        }
+        Ok(Arc::new(Indifferent(PolicyDescriptor {
+            question: binding.question,
+            name: binding.name.clone(),
+            version: binding.version.clone(),
+            source: match binding.scope {
+                Scope::Platform => PolicySource::Platform,
+                Scope::Tenant(_) => PolicySource::Tenant,
+            },
+        })))
+    }
+}
+
+/// Allows everything and prefers nothing.
+struct Indifferent(PolicyDescriptor);
+
+impl Policy for Indifferent {
+    fn descriptor(&self) -> &PolicyDescriptor {
+        &self.0
+    }
+
+    fn ask(&self, call: &Call<'_>) -> Answered {
+        let answer = match call.question {
+            Question::Residency { sites, .. } => Answer::Residency(vec![Placement::Resident; sites]),
+            Question::Cost { routes, .. } => Answer::Cost(vec![0; routes.len() * CostColumn::COUNT]),
+            Question::Routing { routes, .. } => Answer::Routing(RoutingDecision::Scores(vec![0; routes.len()])),
+            Question::Invalidation { .. } => Answer::Invalidation(Vec::new()),
+        };
+        Answered { result: Ok(answer), fuel: None }
+    }
+}

@@ -1,0 +1,305 @@
+//! The fake beside [`PolicyStore`], and its fault: the same behaviour in memory, for tests, the simulator and as the
+//! model that the real store is compared with.
+
+use crate::{
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError, TenantRecord,
+    VersionRecord,
+};
+use bytes::Bytes;
+use portolan_base::{Moment, TenantName};
+use portolan_policy::QuestionKind;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A call that can be made to fail, see [`MemoryStore::fail`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StoreCall {
+    /// [`PolicyStore::put_version`].
+    PutVersion,
+    /// [`PolicyStore::component`].
+    Component,
+    /// [`PolicyStore::put_compiled`].
+    PutCompiled,
+    /// [`PolicyStore::bind`].
+    Bind,
+    /// [`PolicyStore::unbind`].
+    Unbind,
+}
+
+/// A [`PolicyStore`] that forgets everything when it is dropped.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    state: Mutex<State>,
+}
+
+type Slot = (Scope, QuestionKind);
+
+#[derive(Default)]
+struct State {
+    components: HashMap<String, Bytes>,
+    compiled: HashMap<String, Bytes>,
+    versions: BTreeMap<Slot, Vec<VersionRecord>>,
+    bindings: BTreeMap<Slot, BindingRecord>,
+    generations: BTreeMap<Slot, u64>,
+    history: BTreeMap<Slot, Vec<BindingRecord>>,
+    tenants: BTreeMap<TenantName, TenantRecord>,
+    keys: HashMap<[u8; 32], KeyRecord>,
+    audit: Vec<AuditRecord>,
+    failing: BTreeSet<StoreCall>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("bindings", &self.bindings).field("audit", &self.audit).finish_non_exhaustive()
+    }
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a call fail with [`StoreError::Io`], changing nothing, until [`MemoryStore::heal`].
+    pub fn fail(&self, call: StoreCall) {
+        self.state().failing.insert(call);
+    }
+
+    /// Ends every failure.
+    pub fn heal(&self) {
+        self.state().failing.clear();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Who does what to which thing, and why: one audit line before it has a number.
+struct Deed<'a> {
+    at: Moment,
+    actor: &'a str,
+    action: &'static str,
+    subject: String,
+    reason: &'a str,
+}
+
+impl State {
+    fn refuse_if_failing(&self, call: StoreCall) -> Result<(), StoreError> {
+        if self.failing.contains(&call) {
+            return Err(StoreError::Io(format!("{call:?} was made to fail")));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, deed: Deed<'_>) {
+        self.audit.push(AuditRecord {
+            sequence: self.audit.len() as u64 + 1,
+            at: deed.at,
+            actor: deed.actor.to_owned(),
+            action: deed.action.to_owned(),
+            subject: deed.subject,
+            reason: deed.reason.to_owned(),
+        });
+    }
+
+    fn version(&self, slot: &Slot, sha256: &str) -> Option<&VersionRecord> {
+        self.versions.get(slot)?.iter().find(|version| version.sha256 == sha256)
+    }
+
+    fn next_generation(&mut self, slot: &Slot) -> u64 {
+        let generation = self.generations.entry(slot.clone()).or_default();
+        *generation += 1;
+        *generation
+    }
+}
+
+impl PolicyStore for MemoryStore {
+    fn put_version(&self, version: NewVersion) -> Result<VersionRecord, StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::PutVersion)?;
+        let sha256 = hex::encode(Sha256::digest(&version.component));
+        let slot = (version.scope.clone(), version.question);
+        state.compiled.insert(sha256.clone(), version.compiled);
+        if let Some(known) = state.version(&slot, &sha256) {
+            return Ok(known.clone());
+        }
+        let record = VersionRecord {
+            scope: version.scope,
+            question: version.question,
+            name: version.name,
+            sha256: sha256.clone(),
+            bytes: version.component.len() as u64,
+            actor: version.actor,
+            reason: version.reason,
+            at: version.at,
+        };
+        state.note(Deed {
+            at: record.at,
+            actor: &record.actor,
+            action: "policy.put",
+            subject: record.subject(),
+            reason: &record.reason,
+        });
+        state.components.insert(sha256, version.component);
+        state.versions.entry(slot).or_default().push(record.clone());
+        Ok(record)
+    }
+
+    fn versions(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<VersionRecord>, StoreError> {
+        Ok(self.state().versions.get(&(scope.clone(), question)).cloned().unwrap_or_default())
+    }
+
+    fn component(&self, sha256: &str) -> Result<Bytes, StoreError> {
+        let state = self.state();
+        state.refuse_if_failing(StoreCall::Component)?;
+        state.components.get(sha256).cloned().ok_or_else(|| no_component(sha256))
+    }
+
+    fn compiled(&self, sha256: &str) -> Result<Option<Bytes>, StoreError> {
+        Ok(self.state().compiled.get(sha256).cloned())
+    }
+
+    fn put_compiled(&self, sha256: &str, compiled: &[u8]) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::PutCompiled)?;
+        if !state.components.contains_key(sha256) {
+            return Err(no_component(sha256));
+        }
+        state.compiled.insert(sha256.to_owned(), Bytes::copy_from_slice(compiled));
+        Ok(())
+    }
+
+    fn bind(&self, binding: BindingRecord) -> Result<BindingRecord, StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::Bind)?;
+        let slot = (binding.scope.clone(), binding.question);
+        if state.version(&slot, &binding.sha256).is_none() {
+            return Err(StoreError::NotFound(binding.subject()));
+        }
+        let binding = BindingRecord { generation: state.next_generation(&slot), ..binding };
+        state.note(Deed {
+            at: binding.at,
+            actor: &binding.actor,
+            action: "policy.activate",
+            subject: binding.subject(),
+            reason: &binding.reason,
+        });
+        state.history.entry(slot.clone()).or_default().push(binding.clone());
+        state.bindings.insert(slot, binding.clone());
+        Ok(binding)
+    }
+
+    fn unbind(
+        &self,
+        scope: &Scope,
+        question: QuestionKind,
+        actor: &str,
+        reason: &str,
+        at: Moment,
+    ) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::Unbind)?;
+        let slot = (scope.clone(), question);
+        let Some(binding) = state.bindings.remove(&slot) else {
+            return Err(StoreError::NotFound(format!("a {question} binding of {scope}")));
+        };
+        state.next_generation(&slot);
+        state.note(Deed { at, actor, action: "policy.unbind", subject: binding.subject(), reason });
+        Ok(())
+    }
+
+    fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError> {
+        Ok(self.state().history.get(&(scope.clone(), question)).cloned().unwrap_or_default())
+    }
+
+    fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError> {
+        Ok(self.state().bindings.values().cloned().collect())
+    }
+
+    fn put_tenant(&self, tenant: TenantRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let subject = tenant.name.to_string();
+        state.note(Deed { at, actor, action: "tenant.put", subject, reason: "" });
+        state.tenants.insert(tenant.name.clone(), tenant);
+        Ok(())
+    }
+
+    fn tenant(&self, name: &TenantName) -> Result<Option<TenantRecord>, StoreError> {
+        Ok(self.state().tenants.get(name).cloned())
+    }
+
+    fn tenants(&self) -> Result<Vec<TenantRecord>, StoreError> {
+        Ok(self.state().tenants.values().cloned().collect())
+    }
+
+    fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
+        if key.is_empty() {
+            return Err(StoreError::Invalid { what: "an API key".into(), why: "it is empty".into() });
+        }
+        let mut state = self.state();
+        state.note(Deed { at, actor, action: "key.put", subject: record.subject(), reason: "" });
+        state.keys.insert(Sha256::digest(key).into(), record);
+        Ok(())
+    }
+
+    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
+        let digest: [u8; 32] = Sha256::digest(key).into();
+        Ok(self.state().keys.get(&digest).map(|record| record.principal.clone()))
+    }
+
+    fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
+        Ok(self.state().audit.iter().rev().take(limit).cloned().collect())
+    }
+}
+
+fn no_component(sha256: &str) -> StoreError {
+    StoreError::NotFound(format!("component {sha256:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binding(sha256: &str) -> BindingRecord {
+        BindingRecord {
+            scope: Scope::Platform,
+            question: QuestionKind::Cost,
+            name: "cheap".into(),
+            sha256: sha256.into(),
+            config: String::new(),
+            generation: 0,
+            actor: "op".into(),
+            reason: String::new(),
+            at: Moment(2),
+        }
+    }
+
+    #[test]
+    fn only_stored_versions_can_be_bound_and_generations_never_return() {
+        let store = MemoryStore::new();
+        assert!(matches!(store.bind(binding("00")), Err(StoreError::NotFound(_))));
+        let version = store
+            .put_version(NewVersion {
+                scope: Scope::Platform,
+                question: QuestionKind::Cost,
+                name: "cheap".into(),
+                component: Bytes::from_static(b"c"),
+                compiled: Bytes::new(),
+                actor: "op".into(),
+                reason: String::new(),
+                at: Moment(1),
+            })
+            .unwrap();
+        assert_eq!(store.bind(binding(&version.sha256)).unwrap().generation, 1);
+        store.unbind(&Scope::Platform, QuestionKind::Cost, "op", "", Moment(3)).unwrap();
+        assert_eq!(store.bind(binding(&version.sha256)).unwrap().generation, 3);
+        store.fail(StoreCall::Bind);
+        assert!(matches!(store.bind(binding(&version.sha256)), Err(StoreError::Io(_))));
+        store.heal();
+        let actions: Vec<_> = store.audit(9).unwrap().into_iter().map(|line| (line.sequence, line.action)).collect();
+        let expected = [(4, "policy.activate"), (3, "policy.unbind"), (2, "policy.activate"), (1, "policy.put")];
+        assert_eq!(actions, expected.map(|(n, a)| (n, a.to_owned())));
+    }
+}
