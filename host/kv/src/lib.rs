@@ -1,5 +1,7 @@
 //! KV kept for reuse. [`PrefixPool`] is the cache of one instance: whole blocks, shared by prefix, under a hard
-//! budget. No I/O, no clock, no async.
-mod pool;
+//! budget. [`PrefixIndex`] is what this host was told about everyone's caches. No I/O, no clock, no async.
+pub mod index;
+pub mod pool;
 
+pub use index::{Arrival, PrefixIndex, SourceState};
 pub use pool::{BLOCK_OVERHEAD, Held, Inserted, PoolBlock, PrefixPool};
