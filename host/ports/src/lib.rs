@@ -31,9 +31,19 @@ pub use transport::{
     KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport, TransferError, Transport,
 };
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
+
 /// Tells a job that nobody waits for its result. Cheap to clone; checked between layers and between tokens.
 #[derive(Clone, Debug, Default)]
-pub struct Cancel(std::sync::Arc<std::sync::atomic::AtomicBool>);
+pub struct Cancel(Arc<CancelState>);
+
+#[derive(Debug, Default)]
+struct CancelState {
+    flag: AtomicBool,
+    told: Notify,
+}
 
 impl Cancel {
     /// A job that runs until it is told otherwise.
@@ -43,12 +53,23 @@ impl Cancel {
 
     /// Tells the job to stop.
     pub fn cancel(&self) {
-        self.0.store(true, std::sync::atomic::Ordering::Release);
+        self.0.flag.store(true, Ordering::Release);
+        self.0.told.notify_waiters();
     }
 
     /// Whether the job should stop.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(std::sync::atomic::Ordering::Acquire)
+        self.0.flag.load(Ordering::Acquire)
+    }
+
+    /// Returns when the job should stop.
+    pub async fn cancelled(&self) {
+        let mut told = std::pin::pin!(self.0.told.notified());
+        // Listen first, then look: a cancel between the two is not missed.
+        told.as_mut().enable();
+        if !self.is_cancelled() {
+            told.await;
+        }
     }
 
     /// Cancels when the returned guard is dropped.

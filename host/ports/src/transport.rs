@@ -22,6 +22,8 @@ pub struct KvOrder {
     /// Where the data may be processed; empty when no restriction was stated. The holder asks its own residency
     /// policy again before it computes.
     pub jurisdiction: String,
+    /// The class of the user whose data it is, by name.
+    pub user_class: String,
     /// The model.
     pub model: ModelName,
     /// The model version the receiver runs; a holder at another version refuses.
