@@ -6,6 +6,7 @@ pub mod answer;
 pub mod error;
 pub mod http;
 pub mod metrics;
+pub mod outputs;
 pub mod peer;
 pub mod policies;
 pub mod records;

@@ -4,6 +4,7 @@ use crate::accepted::Accepted;
 use crate::answer::Answer;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
+use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
 use crate::records::RecordLog;
 use crate::stage;
@@ -78,6 +79,8 @@ pub struct Site {
     pub parts: SiteParts,
     /// Recent requests.
     pub records: RecordLog,
+    /// How much each tenant's requests produce.
+    pub outputs: OutputMeans,
     /// Counters and histograms.
     pub metrics: Metrics,
     /// Requests in flight.
@@ -91,6 +94,7 @@ impl Site {
         Arc::new(Self {
             parts,
             records: RecordLog::new(limits.records),
+            outputs: OutputMeans::default(),
             metrics: Metrics::new(),
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
         })
@@ -99,6 +103,6 @@ impl Site {
     /// Serves an accepted request: admits it, then runs the other stages in a task of their own. An error means that
     /// no answer began.
     pub async fn serve(self: &Arc<Self>, request: Accepted) -> Result<Answer, RequestError> {
-        stage::serve(self, request).await
+        stage::serve(Arc::clone(self), request).await
     }
 }

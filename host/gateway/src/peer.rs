@@ -1,0 +1,127 @@
+//! Serves the orders of other sites: prefill here, KV streams there.
+
+use crate::site::Site;
+use crate::stage::jurisdiction;
+use async_trait::async_trait;
+use portolan_base::kv::KvManifest;
+use portolan_base::{SiteName, TenantKey};
+use portolan_decide::ask::Asker;
+use portolan_decide::{Placements, SiteIndex};
+use portolan_policy::{Purpose, Subject};
+use portolan_ports::{Cancel, Engine, KvOrder, KvSource, PieceSink, PrefillJob, PrefillReport};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// How often a job looks whether its receiver still waits, when no piece comes. Well under the 100 ms in which a
+/// cancellation has to reach the engine.
+const CANCEL_POLL: Duration = Duration::from_millis(20);
+
+/// The side of a site that other sites reach.
+pub struct PeerService {
+    // The site owns the transport, which owns this: a strong reference would keep all three alive for ever.
+    site: Weak<Site>,
+}
+
+impl PeerService {
+    /// Serves orders with the engines of `site`.
+    pub fn new(site: &Arc<Site>) -> Self {
+        Self { site: Arc::downgrade(site) }
+    }
+}
+
+#[async_trait]
+impl KvSource for PeerService {
+    async fn serve(
+        &self,
+        peer: SiteName,
+        order: KvOrder,
+        mut sink: Box<dyn PieceSink>,
+    ) -> Result<PrefillReport, String> {
+        let site = self.site.upgrade().ok_or("the site is shutting down")?;
+        let engine = engine_for(&site, &order)?;
+        check_residency(&site, &peer, &order)?;
+        let layout = &engine.describe().layout;
+        let tokens = u32::try_from(order.tokens.len()).map_err(|_| "the prompt is too long")?;
+        sink.manifest(KvManifest { layout: layout.as_ref().clone(), tokens, held: order.held });
+        let cancel = Cancel::new();
+        let _stop = cancel.on_drop();
+        let key = TenantKey::derive(
+            &site.parts.secret,
+            order.tenant.as_str(),
+            order.model.as_str(),
+            layout.model_version,
+        );
+        let job = PrefillJob {
+            request: order.request,
+            key,
+            tokens: order.tokens,
+            held: order.held,
+            cancel: cancel.clone(),
+        };
+        let (pieces_in, pieces_out) = mpsc::unbounded_channel();
+        let (report, ()) = tokio::join!(engine.prefill(job, pieces_in), forward(pieces_out, sink, cancel));
+        report.map_err(|error| error.to_string())
+    }
+}
+
+/// Passes pieces on as they are computed; cancels the job when the receiver is gone.
+async fn forward(
+    mut pieces: mpsc::UnboundedReceiver<portolan_ports::KvPiece>,
+    mut sink: Box<dyn PieceSink>,
+    cancel: Cancel,
+) {
+    loop {
+        match tokio::time::timeout(CANCEL_POLL, pieces.recv()).await {
+            Ok(Some(piece)) => sink.piece(piece),
+            Ok(None) => return,
+            Err(_) => {}
+        }
+        if sink.is_cancelled() {
+            cancel.cancel();
+            return;
+        }
+    }
+}
+
+fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {
+    let name = &order.instance;
+    let engine = site.parts.engines.get(name).ok_or_else(|| format!("there is no instance {name} at this site"))?;
+    let about = engine.describe();
+    if about.model != order.model || about.layout.model_version != order.model_version {
+        return Err(format!(
+            "instance {name} serves {} version {}, not {} version {}",
+            about.model, about.layout.model_version, order.model, order.model_version
+        ));
+    }
+    if !about.role.prefills() {
+        return Err(format!("instance {name} does not prefill"));
+    }
+    Ok(Arc::clone(engine))
+}
+
+/// Asks this site's own policies again: both this site and the one the KV goes to must be allowed to see the data.
+fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<(), String> {
+    let parts = &site.parts;
+    let (view, names) = (parts.fleet.view(), parts.fleet.names());
+    let peer_index = names.site(peer.as_str()).map(SiteIndex);
+    let peer_index = peer_index.ok_or_else(|| format!("site {peer} is not known here"))?;
+    let policies = parts.desk.table().for_tenant(&order.tenant);
+    let class = names.user_classes.iter().position(|c| *c == order.user_class);
+    let subject = Subject {
+        purpose: Purpose::Serve,
+        data_jurisdiction: jurisdiction(&names, &order.jurisdiction),
+        data_class: class.and_then(|i| u32::try_from(i).ok()).unwrap_or(0),
+        from_site: Some(peer_index.0),
+    };
+    let labels = BTreeMap::new();
+    let mut asker = Asker::new(parts.clock.as_ref(), &labels, order.request.as_str());
+    let allowed = Placements::ask(&policies, subject, &[], (&view, peer_index), &mut asker);
+    for (index, name) in [(parts.index, &parts.name), (peer_index, peer)] {
+        if !allowed.allows(index) {
+            return Err(format!("the residency answer denies this data to {name}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! The way of a request through one site.
+//!
+//! `accept` happens before [`serve`] (it needs the HTTP request); every other stage is a file here, called in the
+//! order of [`Journey::travel`]. A stage has one name everywhere: file, span, metric label, entry in the path record.
+
+pub mod accept;
+mod admit;
+mod decide;
+mod decode;
+mod fetch;
+mod journey;
+mod locate;
+mod prefill;
+mod settle;
+mod transfer;
+
+use crate::accepted::Accepted;
+use crate::answer::{Answer, AnswerEvent};
+use crate::error::{ErrorKind, RequestError};
+use crate::site::Site;
+pub(crate) use decide::jurisdiction;
+use journey::{Fault, Journey};
+use portolan_ports::Cancel;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Admits a request and runs its stages in a task of their own, so that settling happens however it ends. Returns
+/// when the first token exists, or with the error that made an answer impossible.
+pub(crate) async fn serve(site: Arc<Site>, request: Accepted) -> Result<Answer, RequestError> {
+    let id = request.id.clone();
+    let cancel = Cancel::new();
+    let guard = cancel.on_drop();
+    let (events_in, events) = mpsc::unbounded_channel();
+    let (started_in, started) = oneshot::channel();
+    let journey = admit::admit(site, request, cancel, events_in)?;
+    tokio::spawn(run(journey, started_in));
+    match started.await {
+        Ok(Ok(())) => Ok(Answer { id, events, cancel: guard }),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(RequestError::new(ErrorKind::Internal, "the request broke inside the gateway")),
+    }
+}
+
+/// Runs the stages after admit and settles, whatever happens in between.
+async fn run(mut journey: Journey, started: oneshot::Sender<Result<(), RequestError>>) {
+    let mut started = Some(started);
+    let cancel = journey.cancel.clone();
+    let end = tokio::select! {
+        biased;
+        () = cancel.cancelled() => Err(Fault::Cancelled),
+        end = journey.travel(&mut started) => end,
+    };
+    settle::settle(&mut journey, &end);
+    let Err(fault) = end else { return };
+    let error = fault.into_client_error();
+    match started.take() {
+        // Nobody may be listening: a client that left drops both ends.
+        Some(first) => drop(first.send(Err(error))),
+        None => drop(journey.events.send(AnswerEvent::Failed(error))),
+    }
+}
+
+impl Journey {
+    /// `locate → decide → (fetch → prefill → transfer → decode)`, the part in brackets once for each route of the
+    /// plan until one serves.
+    async fn travel(
+        &mut self,
+        started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
+    ) -> Result<(), Fault> {
+        let held = self.locate();
+        let plan = self.decide(&held).await?;
+        let mut failures = Vec::new();
+        let mut routes = plan.routes.into_iter().peekable();
+        while let Some(route) = routes.next() {
+            match self.attempt(route, started).await {
+                Ok(()) => return Ok(()),
+                Err(fault) if started.is_none() || !fault.may_try_elsewhere() => return Err(fault),
+                Err(fault) => {
+                    self.note_route_failure(route, routes.peek().copied(), &fault);
+                    failures.push(fault);
+                }
+            }
+        }
+        Err(Fault::EveryRouteFailed(failures.iter().map(ToString::to_string).collect()))
+    }
+
+    async fn attempt(
+        &mut self,
+        route: portolan_decide::Route,
+        started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
+    ) -> Result<(), Fault> {
+        let leg = self.leg(route)?;
+        let held = self.fetch(&leg);
+        let kv = match leg.is_remote() {
+            false => self.prefill(&leg, held).await?,
+            true => self.transfer(&leg, held).await?,
+        };
+        self.decode(&leg, kv, started).await
+    }
+}

@@ -1,0 +1,76 @@
+//! admit: the limit on requests in flight; the policies' versions are fixed here.
+
+use super::journey::{Journey, millis_between};
+use crate::accepted::Accepted;
+use crate::answer::AnswerEvent;
+use crate::error::{ErrorKind, RequestError};
+use crate::site::Site;
+use portolan_base::TenantKey;
+use portolan_decide::record::{KvRecord, StageRecord};
+use portolan_decide::PathRecord;
+use portolan_ports::Cancel;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// When a client that was turned away may come back. One second: about the time of one answer.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Lets a request in, or turns it away.
+pub(super) fn admit(
+    site: Arc<Site>,
+    request: Accepted,
+    cancel: Cancel,
+    events: mpsc::UnboundedSender<AnswerEvent>,
+) -> Result<Journey, RequestError> {
+    let arrived = site.parts.clock.now();
+    let permit = Arc::clone(&site.permits).try_acquire_owned().map_err(|_| {
+        let text = "too many requests are in flight at this site; try again";
+        RequestError::unavailable(text, RETRY_AFTER).with_code("overloaded")
+    })?;
+    let Some(model) = site.parts.models.get(&request.model) else {
+        let text = format!("the model {} is not served here", request.model);
+        return Err(RequestError::new(ErrorKind::NotFound, text).with_code("model_not_found"));
+    };
+    let version = model.description.layout.model_version;
+    let key = TenantKey::derive(
+        &site.parts.secret,
+        request.tenant.name.as_str(),
+        request.model.as_str(),
+        version,
+    );
+    let policies = site.parts.desk.table().for_tenant(&request.tenant.name);
+    let mut record = blank_record(&request);
+    let accept_end = millis_between(request.at, arrived);
+    record.stages.push(stage("accept", 0.0, accept_end));
+    record.stages.push(stage("admit", accept_end, millis_between(request.at, site.parts.clock.now())));
+    site.records.put(record.clone());
+    let fleet = site.parts.fleet.view();
+    Ok(Journey { site, request, policies, fleet, key, cancel, events, record, permit: Some(permit) })
+}
+
+fn stage(name: &str, start_ms: f64, end_ms: f64) -> StageRecord {
+    StageRecord { name: name.to_owned(), start_ms, end_ms }
+}
+
+fn blank_record(request: &Accepted) -> PathRecord {
+    PathRecord {
+        request_id: request.id.clone(),
+        trace_id: request.trace_id.clone(),
+        tenant: request.tenant.name.clone(),
+        model: request.model.as_str().to_owned(),
+        accepted_ms: request.at.millis(),
+        prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+        completion_tokens: 0,
+        ttft_ms: None,
+        route: None,
+        candidates: Vec::new(),
+        policies: Vec::new(),
+        placements: Vec::new(),
+        stages: Vec::new(),
+        kv: KvRecord::default(),
+        fallbacks: Vec::new(),
+        status: "running".to_owned(),
+        error: None,
+    }
+}

@@ -1,0 +1,102 @@
+//! decide: residency → cost → routing; the reasons go into the record.
+
+use super::journey::{Fault, Journey};
+use crate::error::{ErrorKind, RequestError};
+use portolan_decide::{DecideInput, Decision, DecisionRecord, KvSize, Plan, Refusal, RequestFacts, decide};
+use portolan_policy::NameTables;
+use std::time::Duration;
+
+/// How often a policy may hold a request before it is refused: a policy that always defers would hold it for ever.
+const MAX_DEFERRALS: u32 = 8;
+
+impl Journey {
+    /// Asks the policies until they answer with a plan.
+    pub(super) async fn decide(&mut self, held: &[u32]) -> Result<Plan, Fault> {
+        let begun = self.elapsed_ms();
+        let plan = self.ask(held).await;
+        self.note_stage("decide", begun);
+        plan
+    }
+
+    async fn ask(&mut self, held: &[u32]) -> Result<Plan, Fault> {
+        let seed = self.site.parts.random.next_u64();
+        for _ in 0..MAX_DEFERRALS {
+            match self.decide_once(held, seed) {
+                Decision::Go(plan) => return Ok(plan),
+                Decision::Refuse(refusal) => return Err(Fault::Refused(client_error(&refusal))),
+                Decision::Defer(ms) => {
+                    tokio::time::sleep(Duration::from_millis(u64::from(ms.max(1)))).await;
+                    self.fleet = self.site.parts.fleet.view();
+                }
+            }
+        }
+        let text = "the routing policy held the request too often; try again later";
+        Err(Fault::Refused(RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred")))
+    }
+
+    fn decide_once(&mut self, held: &[u32], seed: u64) -> Decision {
+        let facts = self.facts(seed);
+        let layout = &self.model().description.layout;
+        let kv = KvSize { fixed: layout.fixed_bytes(), per_token: layout.bytes_per_token() };
+        let input = DecideInput { request: &facts, fleet: &self.fleet, kv, held, policies: &self.policies };
+        let (decision, record) = decide(&input, self.site.parts.clock.as_ref());
+        self.note_decision(record);
+        decision
+    }
+
+    fn note_decision(&mut self, record: DecisionRecord) {
+        self.record.candidates = record.candidates;
+        self.record.placements = record.placements;
+        self.record.policies.extend(record.policies);
+        self.record.fallbacks.extend(record.fallbacks);
+    }
+
+    fn facts(&self, seed: u64) -> RequestFacts {
+        let request = &self.request;
+        let names = self.site.parts.fleet.names();
+        let index = |names: &[String], name: &str| position(names, name);
+        RequestFacts {
+            id: request.id.clone(),
+            tenant: 0,
+            model: index(&names.models, request.model.as_str()),
+            session: request.session.as_deref().map_or(0, |s| self.key.opaque(s)),
+            origin: self.site.parts.index,
+            jurisdiction: jurisdiction(&names, &request.tenant.jurisdiction),
+            user_class: index(&names.user_classes, &request.tenant.user_class),
+            kind: request.kind,
+            prompt_tokens: self.record.prompt_tokens,
+            max_output_tokens: request.max_tokens,
+            expected_output_tokens: self.site.outputs.expected(&request.tenant.name, request.max_tokens),
+            prefill_mode: request.prefill_mode,
+            priority: request.priority,
+            ttft_slo_ms: request.ttft_slo_ms,
+            seed,
+            now: self.now(),
+            labels: request.labels.clone(),
+        }
+    }
+
+    pub(super) fn model(&self) -> &crate::site::ServedModel {
+        self.site.parts.models.get(&self.request.model).expect("admit checked that the model is served")
+    }
+}
+
+/// The index of a jurisdiction by name; `any` when it is empty.
+pub(crate) fn jurisdiction(names: &NameTables, name: &str) -> u32 {
+    names.jurisdiction(name).unwrap_or(0)
+}
+
+fn position(names: &[String], name: &str) -> u32 {
+    names.iter().position(|n| n == name).and_then(|i| u32::try_from(i).ok()).unwrap_or(0)
+}
+
+fn client_error(refusal: &Refusal) -> RequestError {
+    let text = refusal.to_string();
+    match refusal {
+        Refusal::Residency(_) => RequestError::new(ErrorKind::Forbidden, text).with_code("residency_denied"),
+        Refusal::Policy(_) => RequestError::new(ErrorKind::Forbidden, text).with_code("policy_refused"),
+        Refusal::NoInstance(_) | Refusal::NoRoute => {
+            RequestError::unavailable(text, Duration::from_secs(1)).with_code("no_route")
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! decode: tokens from KV, streamed to the client as text.
+
+use super::journey::{Fault, Journey, Leg};
+use crate::answer::{AnswerEvent, Usage};
+use crate::error::RequestError;
+use portolan_ports::{DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, TextStream};
+use tokio::sync::oneshot;
+
+impl Journey {
+    /// Generates the answer. `started` is told when the first token exists; before that, the caller may still take
+    /// another route.
+    pub(super) async fn decode(
+        &mut self,
+        leg: &Leg,
+        kv: KvSet,
+        started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
+    ) -> Result<(), Fault> {
+        let begun = self.elapsed_ms();
+        let end = self.generate(leg, kv, started).await;
+        self.note_stage("decode", begun);
+        end
+    }
+
+    async fn generate(
+        &mut self,
+        leg: &Leg,
+        kv: KvSet,
+        started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
+    ) -> Result<(), Fault> {
+        let stall = self.site.parts.limits.decode_stall;
+        let mut tokens = leg.decoder.decode(self.decode_job(kv));
+        let mut text = Text::new(self.model().text.stream(), &self.request.stop);
+        loop {
+            let next = tokio::time::timeout(stall, tokens.recv()).await;
+            let next = next.map_err(|_| Fault::DecodeStalled(leg.names.decode_instance.clone(), stall))?;
+            let instance = leg.route.decode;
+            match next {
+                Some(DecodeEvent::Token(token)) => {
+                    self.begin(leg, started);
+                    self.record.completion_tokens += 1;
+                    let piece = text.push(token)?;
+                    // A client that left is noticed through `cancel`.
+                    drop(self.events.send(AnswerEvent::Delta { token, text: piece }));
+                    if text.stopped {
+                        return self.finish(String::new(), FinishReason::Stop, leg);
+                    }
+                }
+                Some(DecodeEvent::Finished(reason)) => {
+                    self.begin(leg, started);
+                    let (rest, stopped) = text.finish()?;
+                    let reason = if stopped { FinishReason::Stop } else { reason };
+                    return self.finish(rest, reason, leg);
+                }
+                Some(DecodeEvent::Logits(_)) => {}
+                Some(DecodeEvent::Failed(error)) => return Err(Fault::Engine { instance, error }),
+                None => {
+                    let error = portolan_ports::EngineError::Broken("the instance went away".to_owned());
+                    return Err(Fault::Engine { instance, error });
+                }
+            }
+        }
+    }
+
+    fn decode_job(&self, kv: KvSet) -> DecodeJob {
+        let stop_ids = if self.request.ignore_eos { Vec::new() } else { self.model().text.stop_ids().to_vec() };
+        DecodeJob {
+            request: self.id(),
+            key: self.key,
+            prompt: self.request.prompt.clone(),
+            kv,
+            sampling: self.request.sampling,
+            max_tokens: self.request.max_tokens,
+            stop_ids,
+            logits: false,
+            cancel: self.cancel.clone(),
+        }
+    }
+
+    /// The answer begins: from here on there is no other route.
+    fn begin(&mut self, leg: &Leg, started: &mut Option<oneshot::Sender<Result<(), RequestError>>>) {
+        let Some(first) = started.take() else { return };
+        self.record.ttft_ms = Some(self.elapsed_ms());
+        self.record.route = Some(leg.names.clone());
+        drop(first.send(Ok(())));
+    }
+
+    fn finish(&mut self, text: String, reason: FinishReason, leg: &Leg) -> Result<(), Fault> {
+        self.site.parts.fleet.outcome(leg.route.decode, InstanceOutcome::Served);
+        let usage = Usage {
+            prompt_tokens: self.record.prompt_tokens,
+            completion_tokens: self.record.completion_tokens,
+            cached_tokens: self.record.kv.cached_tokens,
+        };
+        drop(self.events.send(AnswerEvent::Finished { text, reason, usage }));
+        Ok(())
+    }
+}
+
+/// Turns tokens into text and looks for stop texts. Text that could be the beginning of a stop text is withheld.
+struct Text<'a> {
+    stream: Box<dyn TextStream>,
+    stops: &'a [String],
+    withheld: String,
+    stopped: bool,
+}
+
+impl<'a> Text<'a> {
+    fn new(stream: Box<dyn TextStream>, stops: &'a [String]) -> Self {
+        Self { stream, stops, withheld: String::new(), stopped: false }
+    }
+
+    fn push(&mut self, token: u32) -> Result<String, Fault> {
+        let more = self.stream.push(token)?;
+        Ok(self.release(&more))
+    }
+
+    fn finish(&mut self) -> Result<(String, bool), Fault> {
+        let more = self.stream.finish()?;
+        let mut text = self.release(&more);
+        if !self.stopped {
+            text.push_str(&std::mem::take(&mut self.withheld));
+        }
+        Ok((text, self.stopped))
+    }
+
+    /// Adds text; returns what certainly belongs to the answer.
+    fn release(&mut self, more: &str) -> String {
+        self.withheld.push_str(more);
+        let hit = self.stops.iter().filter_map(|stop| self.withheld.find(stop.as_str())).min();
+        if let Some(at) = hit {
+            self.stopped = true;
+            self.withheld.truncate(at);
+            return std::mem::take(&mut self.withheld);
+        }
+        let keep = self.stops.iter().map(|stop| overlap(&self.withheld, stop)).max().unwrap_or(0);
+        let kept = self.withheld.split_off(self.withheld.len() - keep);
+        std::mem::replace(&mut self.withheld, kept)
+    }
+}
+
+/// Length in bytes of the longest end of `text` that begins `stop`.
+fn overlap(text: &str, stop: &str) -> usize {
+    let most = text.len().min(stop.len().saturating_sub(1));
+    (1..=most)
+        .rev()
+        .find(|&n| text.is_char_boundary(text.len() - n) && stop.as_bytes().starts_with(&text.as_bytes()[text.len() - n..]))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portolan_ports::TextError;
+
+    struct Words(Vec<&'static str>);
+
+    impl TextStream for Words {
+        fn push(&mut self, token: u32) -> Result<String, TextError> {
+            Ok(self.0[token as usize].to_owned())
+        }
+        fn finish(&mut self) -> Result<String, TextError> {
+            Ok(String::new())
+        }
+    }
+
+    fn run(words: &[&'static str], stops: &[&str]) -> (Vec<String>, String, bool) {
+        let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
+        let mut text = Text::new(Box::new(Words(words.to_vec())), &stops);
+        let mut out = Vec::new();
+        for token in 0..words.len() {
+            out.push(text.push(token as u32).unwrap());
+            if text.stopped {
+                return (out, String::new(), true);
+            }
+        }
+        let (rest, stopped) = text.finish().unwrap();
+        (out, rest, stopped)
+    }
+
+    #[test]
+    fn text_before_a_stop_is_sent_and_the_stop_is_not() {
+        let (out, _, stopped) = run(&["one ", "tw", "o EN", "D three"], &["END"]);
+        assert!(stopped);
+        assert_eq!(out.concat(), "one two ");
+    }
+
+    #[test]
+    fn what_might_begin_a_stop_is_withheld_and_comes_at_the_end() {
+        let (out, rest, stopped) = run(&["a E", "N", "x E"], &["END"]);
+        assert_eq!((out, rest.as_str(), stopped), (vec!["a ".into(), String::new(), "ENx ".into()], "E", false));
+    }
+
+    #[test]
+    fn the_earliest_of_several_stops_counts_and_multibyte_text_is_never_cut() {
+        let (out, _, stopped) = run(&["é世界b", "STOP b"], &["STOP", "b"]);
+        assert!(stopped);
+        assert_eq!(out.concat(), "é世界");
+        let (out, rest, _) = run(&["世", "界"], &["界限"]);
+        assert_eq!((out.concat().as_str(), rest.as_str()), ("世", "界"));
+    }
+}

@@ -1,0 +1,36 @@
+//! prefill: the uncached part of the prompt, computed at this site.
+
+use super::journey::{Fault, Journey, Leg, Prefiller};
+use portolan_ports::{HeldPrefix, InstanceOutcome, KvPiece, KvSet, PrefillJob};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+impl Journey {
+    /// Runs prefill on an instance of this site and returns the whole KV.
+    pub(super) async fn prefill(&mut self, leg: &Leg, held: HeldPrefix) -> Result<KvSet, Fault> {
+        let tokens = self.prefill_tokens();
+        let layout = Arc::clone(&leg.decoder.describe().layout);
+        let Prefiller::Here(engine) = &leg.prefiller else {
+            return Err(Fault::InstanceGone(leg.names.prefill_instance.clone()));
+        };
+        if tokens.is_empty() {
+            return Ok(KvSet::empty(layout));
+        }
+        let begun = self.elapsed_ms();
+        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let job =
+            PrefillJob { request: self.id(), key: self.key, tokens, held: held.tokens, cancel: self.cancel.clone() };
+        let (pieces_in, mut pieces_out) = mpsc::unbounded_channel::<KvPiece>();
+        let report = engine.prefill(job, pieces_in).await;
+        self.note_stage("prefill", begun);
+        let report = report.map_err(|error| Fault::Engine { instance: leg.route.prefill, error })?;
+        self.site.parts.fleet.outcome(leg.route.prefill, InstanceOutcome::Served);
+        self.record.kv.cached_tokens = report.cached.max(held.tokens);
+        self.record.kv.computed_tokens += report.computed;
+        let mut pieces = held.pieces;
+        while let Ok(piece) = pieces_out.try_recv() {
+            pieces.push(piece);
+        }
+        Ok(KvSet::assemble(layout, count, pieces)?)
+    }
+}
