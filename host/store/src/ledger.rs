@@ -1,0 +1,255 @@
+//! Records and the audit log in sled: every change and its audit line are one transaction.
+
+use crate::files;
+use parking_lot::Mutex;
+use portolan_base::Moment;
+use portolan_ports::{AuditRecord, StoreError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sled::transaction::{ConflictableTransactionError, TransactionError, Transactional};
+use std::path::Path;
+
+/// The schema this release writes. Raise it whenever an older release would misread what is written.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// sled's page cache. Its default of 1 GiB is for databases; ours holds a few MiB, as policies are files.
+const CACHE_BYTES: u64 = 16 << 20;
+
+/// What kinds of record there are; one sled tree each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// `schema` and `secret`: what the store itself must know before it can be read.
+    Meta,
+    /// `<scope>/<question>/<sha256>` → a version and its position in the audit log.
+    Versions,
+    /// `<scope>/<question>` → the last generation given out, and the binding in force.
+    Bindings,
+    /// `<scope>/<question>/<generation>` → a binding that was made.
+    History,
+    /// `<tenant>` → a tenant.
+    Tenants,
+    /// Digest of a key, hexadecimal → whom it lets in.
+    Keys,
+    /// Sequence, eight bytes big endian → a line of the audit log.
+    Audit,
+}
+
+impl Table {
+    const ALL: [Self; 7] = [
+        Self::Meta,
+        Self::Versions,
+        Self::Bindings,
+        Self::History,
+        Self::Tenants,
+        Self::Keys,
+        Self::Audit,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Meta => "meta",
+            Self::Versions => "versions",
+            Self::Bindings => "bindings",
+            Self::History => "history",
+            Self::Tenants => "tenants",
+            Self::Keys => "keys",
+            Self::Audit => "audit",
+        }
+    }
+}
+
+/// One record to be written, serialized.
+#[derive(Debug)]
+pub(crate) struct Write {
+    table: Table,
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl Write {
+    pub(crate) fn new(table: Table, key: impl Into<Vec<u8>>, value: &impl Serialize) -> Result<Self, StoreError> {
+        let value = serde_json::to_vec(&Stored { schema: SCHEMA, value })
+            .map_err(|e| StoreError::Invalid { what: format!("a record of {}", table.name()), why: e.to_string() })?;
+        Ok(Self { table, key: key.into(), value })
+    }
+}
+
+/// A record on disk: the schema it was written in, so that a later release can read old records one by one.
+#[derive(Serialize, Deserialize)]
+struct Stored<T> {
+    schema: u32,
+    value: T,
+}
+
+/// An audit line before it has a number.
+#[derive(Debug)]
+pub(crate) struct Deed {
+    pub(crate) at: Moment,
+    pub(crate) actor: String,
+    pub(crate) action: &'static str,
+    pub(crate) subject: String,
+    pub(crate) reason: String,
+}
+
+/// The right to change records, held while a change is decided on and written: what was read stays true meanwhile.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    next_sequence: u64,
+}
+
+impl Turn {
+    /// The number the next audit line will get.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+}
+
+/// The records.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    db: sled::Db,
+    trees: Vec<sled::Tree>,
+    turn: Mutex<Turn>,
+}
+
+impl Ledger {
+    /// Opens the records in `folder`, which only this process may use.
+    pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
+        let place = folder.display().to_string();
+        let opened = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(None).open();
+        let db = opened.map_err(|e| match e {
+            sled::Error::Io(e) => files::io(folder, &e),
+            e => StoreError::Damaged { place, detail: e.to_string() },
+        })?;
+        let trees = Table::ALL
+            .iter()
+            .map(|table| db.open_tree(table.name()).map_err(|e| failed(*table, &e)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let ledger = Self { db, trees, turn: Mutex::new(Turn { next_sequence: 1 }) };
+        ledger.turn.lock().next_sequence = ledger.audit(1)?.first().map_or(1, |line| line.sequence + 1);
+        Ok(ledger)
+    }
+
+    /// Waits until no other change is under way.
+    pub(crate) fn turn(&self) -> parking_lot::MutexGuard<'_, Turn> {
+        self.turn.lock()
+    }
+
+    /// Writes records and the audit line of the deed, all or nothing. On disk when this returns.
+    pub(crate) fn commit(&self, turn: &mut Turn, deed: Deed, mut writes: Vec<Write>) -> Result<(), StoreError> {
+        let line = AuditRecord {
+            sequence: turn.next_sequence,
+            at: deed.at,
+            actor: deed.actor,
+            action: deed.action.to_owned(),
+            subject: deed.subject,
+            reason: deed.reason,
+        };
+        writes.push(Write::new(Table::Audit, line.sequence.to_be_bytes(), &line)?);
+        self.write(&writes)?;
+        turn.next_sequence += 1;
+        self.flush()
+    }
+
+    /// Writes records that no person asked for and no audit line speaks of. On disk when this returns.
+    pub(crate) fn commit_unaudited(&self, writes: &[Write]) -> Result<(), StoreError> {
+        self.write(writes)?;
+        self.flush()
+    }
+
+    fn write(&self, writes: &[Write]) -> Result<(), StoreError> {
+        let written = self.trees.as_slice().transaction(|trees| {
+            for write in writes {
+                trees[write.table as usize].insert(write.key.as_slice(), write.value.as_slice())?;
+            }
+            Ok::<(), ConflictableTransactionError<()>>(())
+        });
+        written.map_err(|e| match e {
+            TransactionError::Storage(e) => StoreError::Io(e.to_string()),
+            TransactionError::Abort(()) => StoreError::Io("the transaction was aborted".into()),
+        })
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.db.flush().map(|_| ()).map_err(|e| StoreError::Io(e.to_string()))
+    }
+
+    /// One record.
+    pub(crate) fn get<T: DeserializeOwned>(&self, table: Table, key: &str) -> Result<Option<T>, StoreError> {
+        let found = self.tree(table).get(key).map_err(|e| failed(table, &e))?;
+        found.map(|value| decode(table, key.as_bytes(), &value)).transpose()
+    }
+
+    /// The records whose keys begin with `prefix`, with their keys, in the order of the keys.
+    pub(crate) fn scan<T: DeserializeOwned>(
+        &self,
+        table: Table,
+        prefix: &str,
+    ) -> Result<Vec<(sled::IVec, T)>, StoreError> {
+        let entries = self.tree(table).scan_prefix(prefix);
+        entries.map(|entry| Self::entry(table, entry)).collect()
+    }
+
+    /// The newest lines of the audit log, newest first.
+    pub(crate) fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
+        let entries = self.tree(Table::Audit).iter().rev().take(limit);
+        entries.map(|entry| Self::entry(Table::Audit, entry).map(|(_, line)| line)).collect()
+    }
+
+    fn entry<T: DeserializeOwned>(
+        table: Table,
+        entry: sled::Result<(sled::IVec, sled::IVec)>,
+    ) -> Result<(sled::IVec, T), StoreError> {
+        let (key, value) = entry.map_err(|e| failed(table, &e))?;
+        let record = decode(table, &key, &value)?;
+        Ok((key, record))
+    }
+
+    fn tree(&self, table: Table) -> &sled::Tree {
+        &self.trees[table as usize]
+    }
+}
+
+fn decode<T: DeserializeOwned>(table: Table, key: &[u8], value: &[u8]) -> Result<T, StoreError> {
+    let damaged = |e: serde_json::Error| StoreError::Damaged {
+        place: format!("{}, record {}", table.name(), key.escape_ascii()),
+        detail: e.to_string(),
+    };
+    let raw: Stored<Box<serde_json::value::RawValue>> = serde_json::from_slice(value).map_err(damaged)?;
+    if raw.schema > SCHEMA {
+        return Err(StoreError::NewerSchema { found: raw.schema, known: SCHEMA });
+    }
+    serde_json::from_str(raw.value.get()).map_err(damaged)
+}
+
+fn failed(table: Table, error: &sled::Error) -> StoreError {
+    match error {
+        sled::Error::Corruption { .. } => {
+            StoreError::Damaged { place: table.name().to_owned(), detail: error.to_string() }
+        }
+        error => StoreError::Io(format!("{}: {error}", table.name())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_has_its_own_tree() {
+        for (position, table) in Table::ALL.iter().enumerate() {
+            assert_eq!(*table as usize, position, "{table:?} would be looked up in another table's tree");
+        }
+    }
+
+    #[test]
+    fn records_of_a_later_release_and_torn_records_are_told_apart() {
+        let later = br#"{"schema":2,"value":{"shape":"unknown"}}"#;
+        let read = decode::<AuditRecord>(Table::Audit, &1u64.to_be_bytes(), later);
+        assert!(matches!(read, Err(StoreError::NewerSchema { found: 2, known: 1 })), "{read:?}");
+        let torn = br#"{"schema":1,"value":{"seq"#;
+        let read = decode::<AuditRecord>(Table::Audit, &1u64.to_be_bytes(), torn);
+        let Err(StoreError::Damaged { place, .. }) = read else { panic!("{read:?}") };
+        assert_eq!(place, r"audit, record \x00\x00\x00\x00\x00\x00\x00\x01");
+    }
+}

@@ -1,0 +1,338 @@
+//! The store itself: opening, and what each call reads and writes.
+
+use crate::files;
+use crate::key_ring::{KeyDigest, KeyRing};
+use crate::ledger::{Deed, Ledger, SCHEMA, Table, Write};
+use crate::secret::PlatformSecret;
+use crate::slot::{
+    StoredSlot, StoredVersion, history_key, is_sha256, slot_key, slot_prefix, tenant_key, version_key,
+};
+use bytes::Bytes;
+use parking_lot::RwLock;
+use portolan_base::{Moment, Random, TenantName};
+use portolan_policy::QuestionKind;
+use portolan_ports::{
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError, TenantRecord,
+    VersionRecord,
+};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// A [`PolicyStore`] in a folder.
+#[derive(Debug)]
+pub struct SledStore {
+    components: PathBuf,
+    artefacts: PathBuf,
+    secret: PlatformSecret,
+    keys: KeyRing,
+    tenants: RwLock<BTreeMap<TenantName, TenantRecord>>,
+    ledger: Ledger,
+    /// Declared last, so that the lock goes after sled has closed its files.
+    _lock: File,
+}
+
+const SCHEMA_KEY: &str = "schema";
+const SECRET_CHECK_KEY: &str = "secret";
+const SECRET_CHECK_CONTEXT: &str = "portolan 2026 secret check";
+
+impl SledStore {
+    /// Opens the store in `folder`, or founds one there; `random` is asked only when a store is founded.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`] when another process has it open, [`StoreError::NewerSchema`] when a later release wrote
+    /// it, [`StoreError::Damaged`] when records do not read back, or the secret is not the one it was founded with.
+    pub fn open(folder: &Path, random: &dyn Random) -> Result<Self, StoreError> {
+        let (components, artefacts) = (folder.join("components"), folder.join("artefacts"));
+        files::create_folder(folder)?;
+        let lock = lock(folder)?;
+        files::create_folder(&components)?;
+        files::create_folder(&artefacts)?;
+        for folder in [folder, &components, &artefacts] {
+            files::sweep_temporary(folder)?;
+        }
+        let ledger = Ledger::open(&folder.join("db"))?;
+        let secret = open_secret(&folder.join("secret"), &ledger, random)?;
+        let keys = KeyRing::new(&secret, read_keys(&ledger)?);
+        let tenants: Vec<(_, TenantRecord)> = ledger.scan(Table::Tenants, "")?;
+        let tenants = tenants.into_iter().map(|(_, tenant)| (tenant.name.clone(), tenant)).collect();
+        let tenants = RwLock::new(tenants);
+        let store = Self { components, artefacts, secret, keys, tenants, ledger, _lock: lock };
+        store.sweep_unrecorded()?;
+        Ok(store)
+    }
+
+    /// The secret that keys of this installation are derived from.
+    pub fn platform_secret(&self) -> &PlatformSecret {
+        &self.secret
+    }
+
+    /// Removes components and artefacts that no version names: their upload was never acknowledged.
+    fn sweep_unrecorded(&self) -> Result<(), StoreError> {
+        let versions: Vec<(_, StoredVersion)> = self.ledger.scan(Table::Versions, "")?;
+        if versions.is_empty() && self.ledger.audit(1)?.is_empty() {
+            // A folder whose records are gone: the components may be all that is left of someone's work.
+            return Ok(());
+        }
+        let known: HashSet<String> = versions.into_iter().map(|(_, version)| version.record.sha256).collect();
+        let unrecorded = |name: &std::ffi::OsStr| {
+            let stem = name.to_str().and_then(|name| name.split_once('.')).map(|(stem, _)| stem);
+            stem.is_some_and(|stem| is_sha256(stem) && !known.contains(stem))
+        };
+        files::sweep(&self.components, unrecorded)?;
+        files::sweep(&self.artefacts, unrecorded)
+    }
+
+    fn component_path(&self, sha256: &str) -> Result<PathBuf, StoreError> {
+        if !is_sha256(sha256) {
+            return Err(no_component(sha256));
+        }
+        Ok(self.components.join(format!("{sha256}.wasm")))
+    }
+
+    fn artefact_path(&self, sha256: &str) -> Result<PathBuf, StoreError> {
+        if !is_sha256(sha256) {
+            return Err(no_component(sha256));
+        }
+        Ok(self.artefacts.join(format!("{sha256}.cwasm")))
+    }
+
+    /// Puts the component where its name says, unless it is there unharmed.
+    fn keep_component(&self, sha256: &str, component: &[u8]) -> Result<(), StoreError> {
+        let path = self.component_path(sha256)?;
+        if files::read(&path)?.is_some_and(|bytes| bytes == component) {
+            return Ok(());
+        }
+        files::write(&path, component)
+    }
+
+    fn slot(&self, scope: &Scope, question: QuestionKind) -> Result<StoredSlot, StoreError> {
+        Ok(self.ledger.get(Table::Bindings, &slot_key(scope, question))?.unwrap_or_default())
+    }
+}
+
+impl PolicyStore for SledStore {
+    fn put_version(&self, version: NewVersion) -> Result<VersionRecord, StoreError> {
+        let sha256 = hex::encode(Sha256::digest(&version.component));
+        self.keep_component(&sha256, &version.component)?;
+        files::write(&self.artefact_path(&sha256)?, &version.compiled)?;
+        let key = version_key(&version.scope, version.question, &sha256);
+        let mut turn = self.ledger.turn();
+        if let Some(known) = self.ledger.get::<StoredVersion>(Table::Versions, &key)? {
+            return Ok(known.record);
+        }
+        let record = VersionRecord {
+            scope: version.scope,
+            question: version.question,
+            name: version.name,
+            sha256,
+            bytes: version.component.len() as u64,
+            actor: version.actor,
+            reason: version.reason,
+            at: version.at,
+        };
+        let stored = StoredVersion { sequence: turn.next_sequence(), record };
+        let write = Write::new(Table::Versions, key, &stored)?;
+        let record = stored.record;
+        let deed = Deed {
+            at: record.at,
+            actor: record.actor.clone(),
+            action: "policy.put",
+            subject: record.subject(),
+            reason: record.reason.clone(),
+        };
+        self.ledger.commit(&mut turn, deed, vec![write])?;
+        Ok(record)
+    }
+
+    fn versions(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<VersionRecord>, StoreError> {
+        let found = self.ledger.scan(Table::Versions, &slot_prefix(scope, question))?;
+        let mut versions: Vec<StoredVersion> = found.into_iter().map(|(_, version)| version).collect();
+        versions.sort_by_key(|version| version.sequence);
+        Ok(versions.into_iter().map(|version| version.record).collect())
+    }
+
+    fn component(&self, sha256: &str) -> Result<Bytes, StoreError> {
+        let path = self.component_path(sha256)?;
+        let bytes = files::read(&path)?.ok_or_else(|| no_component(sha256))?;
+        let found = hex::encode(Sha256::digest(&bytes));
+        if found != sha256 {
+            return Err(StoreError::Damaged {
+                place: path.display().to_string(),
+                detail: format!("its {} bytes hash to {found}; upload the component again", bytes.len()),
+            });
+        }
+        Ok(bytes.into())
+    }
+
+    fn compiled(&self, sha256: &str) -> Result<Option<Bytes>, StoreError> {
+        Ok(files::read(&self.artefact_path(sha256)?)?.map(Bytes::from))
+    }
+
+    fn put_compiled(&self, sha256: &str, compiled: &[u8]) -> Result<(), StoreError> {
+        let component = self.component_path(sha256)?;
+        if !component.try_exists().map_err(|e| files::io(&component, &e))? {
+            return Err(no_component(sha256));
+        }
+        files::write(&self.artefact_path(sha256)?, compiled)
+    }
+
+    fn bind(&self, binding: BindingRecord) -> Result<BindingRecord, StoreError> {
+        let mut turn = self.ledger.turn();
+        let version = version_key(&binding.scope, binding.question, &binding.sha256);
+        if self.ledger.get::<StoredVersion>(Table::Versions, &version)?.is_none() {
+            return Err(StoreError::NotFound(binding.subject()));
+        }
+        let generation = self.slot(&binding.scope, binding.question)?.generation + 1;
+        let binding = BindingRecord { generation, ..binding };
+        let slot = StoredSlot { generation, binding: Some(binding.clone()) };
+        let writes = vec![
+            Write::new(Table::Bindings, slot_key(&binding.scope, binding.question), &slot)?,
+            Write::new(Table::History, history_key(&binding), &binding)?,
+        ];
+        let deed = Deed {
+            at: binding.at,
+            actor: binding.actor.clone(),
+            action: "policy.activate",
+            subject: binding.subject(),
+            reason: binding.reason.clone(),
+        };
+        self.ledger.commit(&mut turn, deed, writes)?;
+        Ok(binding)
+    }
+
+    fn unbind(
+        &self,
+        scope: &Scope,
+        question: QuestionKind,
+        actor: &str,
+        reason: &str,
+        at: Moment,
+    ) -> Result<(), StoreError> {
+        let mut turn = self.ledger.turn();
+        let slot = self.slot(scope, question)?;
+        let Some(binding) = slot.binding else {
+            return Err(StoreError::NotFound(format!("a {question} binding of {scope}")));
+        };
+        let slot = StoredSlot { generation: slot.generation + 1, binding: None };
+        let write = Write::new(Table::Bindings, slot_key(scope, question), &slot)?;
+        let deed = Deed {
+            at,
+            actor: actor.to_owned(),
+            action: "policy.unbind",
+            subject: binding.subject(),
+            reason: reason.to_owned(),
+        };
+        self.ledger.commit(&mut turn, deed, vec![write])
+    }
+
+    fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError> {
+        let found = self.ledger.scan(Table::History, &slot_prefix(scope, question))?;
+        Ok(found.into_iter().map(|(_, binding)| binding).collect())
+    }
+
+    fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError> {
+        let slots: Vec<(_, StoredSlot)> = self.ledger.scan(Table::Bindings, "")?;
+        let mut bindings: Vec<BindingRecord> = slots.into_iter().filter_map(|(_, slot)| slot.binding).collect();
+        bindings.sort_by(|a, b| (&a.scope, a.question).cmp(&(&b.scope, b.question)));
+        Ok(bindings)
+    }
+
+    fn put_tenant(&self, tenant: TenantRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
+        let mut turn = self.ledger.turn();
+        let write = Write::new(Table::Tenants, tenant_key(&tenant.name), &tenant)?;
+        let subject = tenant.name.to_string();
+        let deed =
+            Deed { at, actor: actor.to_owned(), action: "tenant.put", subject, reason: String::new() };
+        self.ledger.commit(&mut turn, deed, vec![write])?;
+        self.tenants.write().insert(tenant.name.clone(), tenant);
+        Ok(())
+    }
+
+    fn tenant(&self, name: &TenantName) -> Result<Option<TenantRecord>, StoreError> {
+        Ok(self.tenants.read().get(name).cloned())
+    }
+
+    fn tenants(&self) -> Result<Vec<TenantRecord>, StoreError> {
+        Ok(self.tenants.read().values().cloned().collect())
+    }
+
+    fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
+        if key.is_empty() {
+            return Err(StoreError::Invalid { what: "an API key".into(), why: "it is empty".into() });
+        }
+        let digest = self.keys.digest(key);
+        let mut turn = self.ledger.turn();
+        let write = Write::new(Table::Keys, hex::encode(digest), &record)?;
+        let subject = record.subject();
+        let deed = Deed { at, actor: actor.to_owned(), action: "key.put", subject, reason: String::new() };
+        self.ledger.commit(&mut turn, deed, vec![write])?;
+        self.keys.insert(digest, record.principal);
+        Ok(())
+    }
+
+    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
+        Ok(self.keys.principal(key))
+    }
+
+    fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
+        self.ledger.audit(limit)
+    }
+}
+
+fn no_component(sha256: &str) -> StoreError {
+    StoreError::NotFound(format!("component {sha256:?}"))
+}
+
+/// Keeps other processes, and a second store of this process, out of the folder.
+fn lock(folder: &Path) -> Result<File, StoreError> {
+    let path = folder.join("lock");
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    let file = opened.map_err(|e| files::io(&path, &e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse(folder.display().to_string())),
+        Err(TryLockError::Error(e)) => Err(files::io(&path, &e)),
+    }
+}
+
+/// Reads the secret and checks that it is the one the records were written with; founds the store when there are none.
+fn open_secret(path: &Path, ledger: &Ledger, random: &dyn Random) -> Result<PlatformSecret, StoreError> {
+    let damaged = |detail: &str| StoreError::Damaged { place: path.display().to_string(), detail: detail.into() };
+    let founded: Option<u32> = ledger.get(Table::Meta, SCHEMA_KEY)?;
+    if let Some(found) = founded.filter(|found| *found > SCHEMA) {
+        return Err(StoreError::NewerSchema { found, known: SCHEMA });
+    }
+    let check = |secret: &PlatformSecret| hex::encode(secret.derive(SECRET_CHECK_CONTEXT));
+    match (founded, PlatformSecret::read(path)?) {
+        (Some(_), None) => Err(damaged("it is missing; restore it from a backup")),
+        (Some(_), Some(secret)) => {
+            let expected: Option<String> = ledger.get(Table::Meta, SECRET_CHECK_KEY)?;
+            if expected.as_ref() != Some(&check(&secret)) {
+                return Err(damaged("it is not the secret this store was founded with"));
+            }
+            Ok(secret)
+        }
+        (None, found) => {
+            let secret = found.map_or_else(|| PlatformSecret::create(path, random), Ok)?;
+            ledger.commit_unaudited(&[
+                Write::new(Table::Meta, SCHEMA_KEY, &SCHEMA)?,
+                Write::new(Table::Meta, SECRET_CHECK_KEY, &check(&secret))?,
+            ])?;
+            Ok(secret)
+        }
+    }
+}
+
+fn read_keys(ledger: &Ledger) -> Result<Vec<(KeyDigest, KeyRecord)>, StoreError> {
+    let records: Vec<(_, KeyRecord)> = ledger.scan(Table::Keys, "")?;
+    let decode = |(key, record): (sled::IVec, KeyRecord)| {
+        let mut digest = KeyDigest::default();
+        match hex::decode_to_slice(&key, &mut digest) {
+            Ok(()) => Ok((digest, record)),
+            Err(e) => Err(StoreError::Damaged { place: "keys".into(), detail: e.to_string() }),
+        }
+    };
+    records.into_iter().map(decode).collect()
+}
