@@ -129,6 +129,31 @@ impl KvLayout {
     }
 }
 
+/// How the KV of a prompt grows with its length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KvSize {
+    /// Bytes that do not depend on length.
+    pub fixed: Bytes,
+    /// Bytes that each token adds.
+    pub per_token: Bytes,
+}
+
+impl KvSize {
+    /// The KV of `tokens`; nothing for an empty prompt.
+    pub fn at(self, tokens: Tokens) -> Bytes {
+        match tokens.0 {
+            0 => Bytes(0),
+            n => self.fixed + Bytes(self.per_token.0.saturating_mul(u64::from(n))),
+        }
+    }
+}
+
+impl From<&KvLayout> for KvSize {
+    fn from(layout: &KvLayout) -> Self {
+        Self { fixed: layout.fixed_bytes(), per_token: layout.bytes_per_token() }
+    }
+}
+
 /// Which piece: a layer and the tokens it covers.
 ///
 /// For a recurrent layer `tokens` is `n..n`: the state after the first `n` tokens.
@@ -202,6 +227,9 @@ mod tests {
             Bytes(6 * 512 + 20480)
         );
         assert_eq!(layout.bytes_to_move(Tokens(0), Tokens(0)), Bytes(0));
+        for tokens in [0, 1, 10].map(Tokens) {
+            assert_eq!(KvSize::from(&layout).at(tokens), layout.bytes_to_move(tokens, Tokens(0)));
+        }
         assert_eq!(layout.piece_bytes(2, Tokens(1)), None);
     }
 }
