@@ -17,7 +17,10 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// Wraps `cells`; a last row shorter than `stride` is not seen. A stride of zero makes an empty matrix.
     pub fn new(stride: u32, cells: &'a [u32]) -> Self {
-        Self { stride: stride as usize, cells }
+        Self {
+            stride: stride as usize,
+            cells,
+        }
     }
 
     /// Values in a row.
@@ -360,7 +363,10 @@ mod tests {
         let matrix = Matrix::new(3, &cells);
         assert_eq!(matrix.len(), 2, "the torn last row is not seen");
         let second = RouteView(matrix.row(1).unwrap());
-        assert_eq!((second.prefill_site(), second.decode_site(), second.price_micros()), (4, 6, 0));
+        assert_eq!(
+            (second.prefill_site(), second.decode_site(), second.price_micros()),
+            (4, 6, 0)
+        );
         assert!(matrix.row(2).is_none());
         assert!(Matrix::new(0, &cells).is_empty());
         assert_eq!(Matrix::new(0, &cells).rows().count(), 0);
@@ -368,7 +374,14 @@ mod tests {
 
     #[test]
     fn a_longer_row_than_known_is_read_as_far_as_known() {
-        let mut cells = RequestRow { prompt_tokens: 9, seed_lo: 1, seed_hi: 1, ..Default::default() }.to_cells().to_vec();
+        let mut cells = RequestRow {
+            prompt_tokens: 9,
+            seed_lo: 1,
+            seed_hi: 1,
+            ..Default::default()
+        }
+        .to_cells()
+        .to_vec();
         cells.extend([77; 5]);
         let view = RequestView(&cells);
         assert_eq!((view.prompt_tokens(), view.seed()), (9, (1 << 32) | 1));

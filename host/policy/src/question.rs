@@ -48,7 +48,10 @@ pub struct UnknownQuestion(pub String);
 impl FromStr for QuestionKind {
     type Err = UnknownQuestion;
     fn from_str(text: &str) -> Result<Self, UnknownQuestion> {
-        Self::ALL.into_iter().find(|q| q.as_str() == text).ok_or_else(|| UnknownQuestion(text.to_owned()))
+        Self::ALL
+            .into_iter()
+            .find(|q| q.as_str() == text)
+            .ok_or_else(|| UnknownQuestion(text.to_owned()))
     }
 }
 
