@@ -1,0 +1,110 @@
+//! The policy desk: the one place through which policies change, whichever door the change came in by.
+//!
+//! A change goes `check → compile → load → store → bind → swap`. Everything that a component can be at fault for comes
+//! before the store, so a bad upload changes nothing and leaves nothing; the swap is one pointer and cannot fail, so
+//! the table never shows what the store does not hold. Requests take the table once, at admit, and finish on it.
+//!
+//! Every call but [`PolicyDesk::table`] blocks, on the disk or for as long as compiling takes: call them with
+//! `spawn_blocking`.
+
+mod change;
+mod error;
+mod order;
+mod restore;
+#[cfg(test)]
+mod tests;
+mod unavailable;
+
+pub use error::DeskError;
+pub use order::{Activation, By, PolicySlot, Stored, Upload, Uploaded};
+pub use restore::{NotRestored, Restored};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use portolan_base::Clock;
+use portolan_decide::PolicyTable;
+use portolan_policy::{NameTables, QuestionKind, Scope};
+use portolan_ports::{Binding, BindingRecord, PolicyLoader, PolicyReport, PolicyStore, VersionRecord};
+use std::fmt;
+use std::sync::Arc;
+
+/// Gives the tables behind the indices, as the fleet knows them; the desk fills in the tenant.
+pub type NamesSource = Arc<dyn Fn() -> Arc<NameTables> + Send + Sync>;
+
+/// What a [`PolicyDesk`] is made of.
+pub struct DeskParts {
+    /// Remembers versions and bindings.
+    pub store: Arc<dyn PolicyStore>,
+    /// Turns bytes into policies.
+    pub loader: Arc<dyn PolicyLoader>,
+    /// What a policy's indices stand for.
+    pub names: NamesSource,
+    /// Reads the time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Changes policies, and holds the table of those that are active.
+pub struct PolicyDesk {
+    parts: DeskParts,
+    table: ArcSwap<PolicyTable>,
+    /// Held while the store and the table change together, so that their order is the same in both. Compiling and
+    /// loading happen outside it: one tenant's slow component does not hold up another's change.
+    changing: Mutex<()>,
+}
+
+impl fmt::Debug for PolicyDesk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolicyDesk").field("table", &self.table.load()).finish_non_exhaustive()
+    }
+}
+
+impl PolicyDesk {
+    /// A desk whose table is empty until [`PolicyDesk::restore`] has read the bindings.
+    pub fn new(parts: DeskParts) -> Self {
+        Self { parts, table: ArcSwap::from_pointee(PolicyTable::new()), changing: Mutex::new(()) }
+    }
+
+    /// The active policies at this moment. Does not block.
+    pub fn table(&self) -> Arc<PolicyTable> {
+        self.table.load_full()
+    }
+
+    /// Says what an upload of `component` would be told, and changes nothing.
+    pub fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
+        self.parts.loader.check(question, component)
+    }
+
+    /// Every binding in force.
+    pub fn list(&self) -> Result<Vec<BindingRecord>, DeskError> {
+        Ok(self.parts.store.bindings()?)
+    }
+
+    /// Every stored version of one slot, oldest first.
+    pub fn versions(&self, slot: &PolicySlot) -> Result<Vec<VersionRecord>, DeskError> {
+        Ok(self.parts.store.versions(&slot.scope, slot.question)?)
+    }
+
+    /// Every binding that was ever made in one slot, oldest first: what to roll back to.
+    pub fn history(&self, slot: &PolicySlot) -> Result<Vec<BindingRecord>, DeskError> {
+        Ok(self.parts.store.history(&slot.scope, slot.question)?)
+    }
+
+    /// What the loader needs to know, with the name tables of the scope.
+    fn binding(&self, slot: &PolicySlot, name: &str, sha256: &str, config: &str) -> Binding {
+        let names = (self.parts.names)();
+        let names = match &slot.scope {
+            Scope::Platform => names,
+            Scope::Tenant(tenant) => {
+                Arc::new(NameTables { tenant: tenant.to_string(), ..NameTables::clone(&names) })
+            }
+        };
+        Binding {
+            scope: slot.scope.clone(),
+            question: slot.question,
+            name: name.to_owned(),
+            version: sha256.to_owned(),
+            config: config.to_owned(),
+            names,
+        }
+    }
+}

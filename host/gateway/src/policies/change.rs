@@ -1,0 +1,143 @@
+//! The changes: upload, push, activate, unbind.
+
+use super::error::CONFIG_MAX_BYTES;
+use super::{Activation, By, DeskError, PolicyDesk, PolicySlot, Stored, Upload, Uploaded};
+use bytes::Bytes;
+use portolan_base::id::check_name;
+use portolan_decide::PolicyTable;
+use portolan_policy::Policy;
+use portolan_ports::{BindingRecord, NewVersion, PolicyReport, VersionRecord};
+use std::sync::Arc;
+
+/// An upload that was found good: checked, compiled and loaded once.
+struct Proven {
+    report: PolicyReport,
+    compiled: Bytes,
+    policy: Arc<dyn Policy>,
+}
+
+impl PolicyDesk {
+    /// Keeps a component and makes it active.
+    pub fn upload(&self, upload: Upload, by: &By) -> Result<Uploaded, DeskError> {
+        let proven = self.prove(&upload)?;
+        let name = upload.name.clone();
+        let config = upload.config.clone();
+        let slot = upload.slot.clone();
+        let _changing = self.changing.lock();
+        let version = self.keep(upload, proven.compiled, by)?;
+        let binding = self.bind(&slot, (&name, &version.sha256, &config), by)?;
+        self.swap(|table| table.with(slot.scope.clone(), slot.question, Arc::clone(&proven.policy)));
+        Ok(Uploaded { version, report: proven.report, binding })
+    }
+
+    /// Keeps a component without making it active.
+    pub fn push(&self, upload: Upload, by: &By) -> Result<Stored, DeskError> {
+        let proven = self.prove(&upload)?;
+        let version = self.keep(upload, proven.compiled, by)?;
+        Ok(Stored { version, report: proven.report })
+    }
+
+    /// Makes a stored version active: the first time, or again, which is a roll-back.
+    pub fn activate(&self, activation: Activation, by: &By) -> Result<BindingRecord, DeskError> {
+        let Activation { slot, sha256, config } = activation;
+        let version = self.versions(&slot)?.into_iter().find(|version| version.sha256 == sha256);
+        let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
+        let earlier = self.history(&slot)?.into_iter().rev().find(|binding| binding.sha256 == sha256);
+        let name = earlier.as_ref().map_or(version.name, |binding| binding.name.clone());
+        let config = config.or(earlier.map(|binding| binding.config)).unwrap_or_default();
+        let policy = self.load_stored(&slot, (&name, &sha256, &config))?;
+        let _changing = self.changing.lock();
+        let binding = self.bind(&slot, (&name, &sha256, &config), by)?;
+        self.swap(|table| table.with(slot.scope.clone(), slot.question, Arc::clone(&policy)));
+        Ok(binding)
+    }
+
+    /// Removes a binding: from then on the platform's policy answers, or the built-in one.
+    pub fn unbind(&self, slot: &PolicySlot, by: &By) -> Result<(), DeskError> {
+        let _changing = self.changing.lock();
+        let now = self.parts.clock.now();
+        self.parts.store.unbind(&slot.scope, slot.question, &by.actor, &by.reason, now)?;
+        self.swap(|table| table.without(&slot.scope, slot.question));
+        Ok(())
+    }
+
+    /// Checks, compiles and loads, touching neither store nor table.
+    fn prove(&self, upload: &Upload) -> Result<Proven, DeskError> {
+        check_name(&upload.name)?;
+        let report = self.parts.loader.check(Some(upload.slot.question), &upload.component);
+        if !report.ok {
+            return Err(DeskError::Rejected(report));
+        }
+        check_config(&upload.config)?;
+        let compiled = Bytes::from(self.parts.loader.compile(&upload.component)?);
+        let binding = self.binding(&upload.slot, &upload.name, &report.sha256, &upload.config);
+        let policy = self.parts.loader.load(&binding, &upload.component, Some(&compiled))?;
+        Ok(Proven { report, compiled, policy })
+    }
+
+    /// Makes a stored version callable. An artefact that is missing is made and kept.
+    pub(super) fn load_stored(
+        &self,
+        slot: &PolicySlot,
+        (name, sha256, config): (&str, &str, &str),
+    ) -> Result<Arc<dyn Policy>, DeskError> {
+        check_config(config)?;
+        let (store, loader) = (&self.parts.store, &self.parts.loader);
+        let component = store.component(sha256)?;
+        let compiled = match store.compiled(sha256)? {
+            Some(compiled) => compiled,
+            None => {
+                let compiled = loader.compile(&component)?;
+                store.put_compiled(sha256, &compiled)?;
+                compiled.into()
+            }
+        };
+        let binding = self.binding(slot, name, sha256, config);
+        Ok(loader.load(&binding, &component, Some(&compiled))?)
+    }
+
+    fn keep(&self, upload: Upload, compiled: Bytes, by: &By) -> Result<VersionRecord, DeskError> {
+        Ok(self.parts.store.put_version(NewVersion {
+            scope: upload.slot.scope,
+            question: upload.slot.question,
+            name: upload.name,
+            component: upload.component,
+            compiled,
+            actor: by.actor.clone(),
+            reason: by.reason.clone(),
+            at: self.parts.clock.now(),
+        })?)
+    }
+
+    fn bind(
+        &self,
+        slot: &PolicySlot,
+        (name, sha256, config): (&str, &str, &str),
+        by: &By,
+    ) -> Result<BindingRecord, DeskError> {
+        Ok(self.parts.store.bind(BindingRecord {
+            scope: slot.scope.clone(),
+            question: slot.question,
+            name: name.to_owned(),
+            sha256: sha256.to_owned(),
+            config: config.to_owned(),
+            generation: 0,
+            actor: by.actor.clone(),
+            reason: by.reason.clone(),
+            at: self.parts.clock.now(),
+        })?)
+    }
+
+    /// Puts a changed table in place. Only called while `changing` is held.
+    fn swap(&self, change: impl FnOnce(&PolicyTable) -> PolicyTable) {
+        let table = change(&self.table.load());
+        self.table.store(Arc::new(table));
+    }
+}
+
+fn check_config(config: &str) -> Result<(), DeskError> {
+    if config.len() > CONFIG_MAX_BYTES {
+        return Err(DeskError::ConfigTooLong(config.len()));
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! Why the desk did not do what it was asked. In every case nothing changed that a request could notice.
+
+use portolan_base::id::NameError;
+use portolan_ports::{PolicyRejection, PolicyReport, StoreError};
+
+/// Longest configuration of a binding in bytes, as the policy contract says.
+pub(super) const CONFIG_MAX_BYTES: usize = 64 << 10;
+
+/// Why a change was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum DeskError {
+    /// The component, or its configuration, cannot be used: the report says why and how to mend it.
+    #[error("{}", PolicyRejection(.0.clone()))]
+    Rejected(PolicyReport),
+    /// There is no such version or binding.
+    #[error("{0} does not exist")]
+    NotFound(String),
+    /// The policy's name is not acceptable.
+    #[error("the policy's name cannot be used: {0}")]
+    BadName(#[from] NameError),
+    /// The configuration is too long.
+    #[error("the configuration has {0} bytes, at most {CONFIG_MAX_BYTES} are allowed")]
+    ConfigTooLong(usize),
+    /// The store failed.
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+impl From<StoreError> for DeskError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NotFound(what) => Self::NotFound(what),
+            error => Self::Store(error),
+        }
+    }
+}
+
+impl From<PolicyRejection> for DeskError {
+    fn from(rejection: PolicyRejection) -> Self {
+        Self::Rejected(rejection.0)
+    }
+}

@@ -1,0 +1,91 @@
+//! What is asked of the desk, and what it answers.
+
+use bytes::Bytes;
+use portolan_policy::{QuestionKind, Scope};
+use portolan_ports::{BindingRecord, PolicyReport, VersionRecord};
+use serde::Serialize;
+use std::fmt;
+
+/// Whose answer to which question: what at most one policy at a time is bound to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicySlot {
+    /// For whom.
+    pub scope: Scope,
+    /// Which question.
+    pub question: QuestionKind,
+}
+
+impl PolicySlot {
+    /// The slot of `scope` for `question`.
+    pub const fn new(scope: Scope, question: QuestionKind) -> Self {
+        Self { scope, question }
+    }
+}
+
+impl fmt::Display for PolicySlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.scope, self.question)
+    }
+}
+
+/// Who asks for a change, and why: for the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct By {
+    /// Who.
+    pub actor: String,
+    /// Why; may be empty.
+    pub reason: String,
+}
+
+impl By {
+    /// `actor` asks because of `reason`.
+    pub fn new(actor: &str, reason: &str) -> Self {
+        Self { actor: actor.to_owned(), reason: reason.to_owned() }
+    }
+}
+
+/// A component to be kept, and perhaps made active.
+#[derive(Clone, Debug)]
+pub struct Upload {
+    /// What it is for.
+    pub slot: PolicySlot,
+    /// The policy's name, see [`portolan_base::id::check_name`].
+    pub name: String,
+    /// The component.
+    pub component: Bytes,
+    /// The binding's text for `configure`, JSON by convention, at most 64 KiB. A push checks the component with it
+    /// and does not keep it.
+    pub config: String,
+}
+
+/// A stored version to be made active.
+#[derive(Clone, Debug)]
+pub struct Activation {
+    /// What it is for.
+    pub slot: PolicySlot,
+    /// SHA-256 of the component, hexadecimal.
+    pub sha256: String,
+    /// The binding's text for `configure`; `None` takes the text this version was last bound with, so that a roll-back
+    /// brings back the version as it was.
+    pub config: Option<String>,
+}
+
+/// A version that was kept without being made active.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stored {
+    /// The version.
+    pub version: VersionRecord,
+    /// What the check found: notes and warnings.
+    pub report: PolicyReport,
+}
+
+/// A version that was kept and made active.
+#[derive(Clone, Debug, Serialize)]
+pub struct Uploaded {
+    /// The version.
+    pub version: VersionRecord,
+    /// What the check found: notes and warnings.
+    pub report: PolicyReport,
+    /// The binding in force, with its generation.
+    pub binding: BindingRecord,
+}
