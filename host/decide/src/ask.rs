@@ -24,13 +24,23 @@ pub struct Asker<'a> {
 impl<'a> Asker<'a> {
     /// Asks on behalf of the request `request_id` with its `labels`.
     pub fn new(clock: &'a dyn Clock, labels: &'a BTreeMap<String, String>, request_id: &'a str) -> Self {
-        Self { clock, labels, request_id, calls: Vec::new(), fallbacks: Vec::new() }
+        Self {
+            clock,
+            labels,
+            request_id,
+            calls: Vec::new(),
+            fallbacks: Vec::new(),
+        }
     }
 
     /// Asks. `None` means the policy gave no usable answer, and what happens instead is `fallback`.
     pub fn ask(&mut self, policy: &dyn Policy, question: Question<'_>, fallback: &str) -> Option<Answer> {
         let begun = self.clock.now();
-        let call = Call { question, labels: self.labels, request_id: self.request_id };
+        let call = Call {
+            question,
+            labels: self.labels,
+            request_id: self.request_id,
+        };
         let Answered { result, fuel } = policy.ask(&call);
         let micros = u64::try_from(self.clock.now().since(begun).as_micros()).unwrap_or(u64::MAX);
         let result = result.and_then(|answer| check(&question, &answer).map(|()| answer));
@@ -77,21 +87,27 @@ impl<'a> Asker<'a> {
 fn check(question: &Question<'_>, answer: &Answer) -> Result<(), PolicyFault> {
     let expect = |what: &str, got: usize, wanted: usize| {
         let text = || format!("{got} {what} for {wanted} expected");
-        if got == wanted { Ok(()) } else { Err(PolicyFault::BadAnswer(text())) }
+        if got == wanted {
+            Ok(())
+        } else {
+            Err(PolicyFault::BadAnswer(text()))
+        }
     };
     match (question, answer) {
-        (Question::Residency { sites, .. }, Answer::Residency(got)) => expect("placements", got.len(), *sites),
+        (Question::Residency { sites, .. }, Answer::Residency(got)) => {
+            expect("placements", got.len(), *sites)
+        }
         (Question::Cost { routes, .. }, Answer::Cost(got)) => {
             expect("cost values", got.len(), routes.len() * CostColumn::COUNT)
         }
         (Question::Routing { routes, .. }, Answer::Routing(RoutingDecision::Scores(got))) => {
             expect("scores", got.len(), routes.len())
         }
-        (Question::Routing { .. }, Answer::Routing(_)) | (Question::Invalidation { .. }, Answer::Invalidation(_)) => {
-            Ok(())
-        }
-        (question, _) => {
-            Err(PolicyFault::BadAnswer(format!("the answer is not one to the {} question", question.kind())))
-        }
+        (Question::Routing { .. }, Answer::Routing(_))
+        | (Question::Invalidation { .. }, Answer::Invalidation(_)) => Ok(()),
+        (question, _) => Err(PolicyFault::BadAnswer(format!(
+            "the answer is not one to the {} question",
+            question.kind()
+        ))),
     }
 }

@@ -14,7 +14,10 @@ pub struct BreakerConfig {
 
 impl Default for BreakerConfig {
     fn default() -> Self {
-        Self { failures: 3, cooldown: Duration::from_secs(5) }
+        Self {
+            failures: 3,
+            cooldown: Duration::from_secs(5),
+        }
     }
 }
 
@@ -37,7 +40,10 @@ enum State {
 impl Breaker {
     /// A closed breaker.
     pub fn new(config: BreakerConfig) -> Self {
-        Self { config, state: State::Closed { failures: 0 } }
+        Self {
+            config,
+            state: State::Closed { failures: 0 },
+        }
     }
 
     /// Whether work may be sent. When the cool-down is over, exactly one caller is told yes; if that trial is never
@@ -46,7 +52,9 @@ impl Breaker {
         match self.state {
             State::Closed { .. } => true,
             State::Open { until } | State::Trial { until } if now >= until => {
-                self.state = State::Trial { until: now + self.config.cooldown };
+                self.state = State::Trial {
+                    until: now + self.config.cooldown,
+                };
                 true
             }
             State::Open { .. } | State::Trial { .. } => false,
@@ -68,11 +76,13 @@ impl Breaker {
 
     /// Work failed.
     pub fn failed(&mut self, now: Moment) {
-        let open = State::Open { until: now + self.config.cooldown };
+        let open = State::Open {
+            until: now + self.config.cooldown,
+        };
         self.state = match self.state {
-            State::Closed { failures } if failures + 1 < self.config.failures => {
-                State::Closed { failures: failures + 1 }
-            }
+            State::Closed { failures } if failures + 1 < self.config.failures => State::Closed {
+                failures: failures + 1,
+            },
             State::Closed { .. } | State::Open { .. } | State::Trial { .. } => open,
         };
     }
@@ -86,7 +96,10 @@ mod tests {
 
     #[test]
     fn opens_after_three_and_lets_one_trial_through() {
-        let mut breaker = Breaker::new(BreakerConfig { failures: 3, cooldown: SECOND });
+        let mut breaker = Breaker::new(BreakerConfig {
+            failures: 3,
+            cooldown: SECOND,
+        });
         let start = Moment(0);
         for _ in 0..2 {
             breaker.failed(start);
@@ -107,7 +120,10 @@ mod tests {
 
     #[test]
     fn a_success_between_failures_starts_the_count_again() {
-        let mut breaker = Breaker::new(BreakerConfig { failures: 2, cooldown: SECOND });
+        let mut breaker = Breaker::new(BreakerConfig {
+            failures: 2,
+            cooldown: SECOND,
+        });
         for _ in 0..5 {
             breaker.failed(Moment(0));
             breaker.succeeded();
@@ -117,7 +133,10 @@ mod tests {
 
     #[test]
     fn an_unreported_trial_does_not_lock_the_breaker() {
-        let mut breaker = Breaker::new(BreakerConfig { failures: 1, cooldown: SECOND });
+        let mut breaker = Breaker::new(BreakerConfig {
+            failures: 1,
+            cooldown: SECOND,
+        });
         breaker.failed(Moment(0));
         assert!(breaker.allows(Moment(0) + SECOND));
         assert!(breaker.allows(Moment(0) + SECOND * 2));

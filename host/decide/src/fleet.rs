@@ -117,6 +117,8 @@ impl FleetView {
 
     /// Whether some link is past the congestion mark.
     pub fn congested(&self) -> bool {
-        self.links.values().any(|link| link.up && link.busy >= self.congestion_mark && self.congestion_mark.0 > 0)
+        self.links
+            .values()
+            .any(|link| link.up && link.busy >= self.congestion_mark && self.congestion_mark.0 > 0)
     }
 }

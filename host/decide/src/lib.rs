@@ -29,7 +29,9 @@ pub mod table;
 pub use breaker::{Breaker, BreakerConfig};
 pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
-pub use record::{CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, StageRecord};
+pub use record::{
+    CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, StageRecord,
+};
 pub use request::{PrefillMode, RequestFacts, RequestKind};
 pub use residency::Placements;
 pub use route::{Candidates, KvSize, MAX_ROUTES, Route};

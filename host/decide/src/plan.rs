@@ -8,9 +8,10 @@ use crate::residency::Placements;
 use crate::route::{Candidates, KvSize, Route};
 use crate::table::RequestPolicies;
 use portolan_base::Clock;
-use portolan_policy::builtin;
+use portolan_policy::builtin::{self, Cost, Routing};
 use portolan_policy::{
-    Answer, CostColumn, CostMatrix, CostView, Matrix, NEVER, Purpose, Question, QuestionKind, RoutingDecision, Subject,
+    Answer, CostMatrix, CostView, NEVER, Purpose, Question, QuestionKind, RequestView, RoutingDecision,
+    Subject,
 };
 
 /// Scores within one hundredth of the best count as equal: they share the load by the request's seed. A strict
@@ -71,7 +72,11 @@ pub enum Decision {
 pub fn decide(input: &DecideInput<'_>, clock: &dyn Clock) -> (Decision, DecisionRecord) {
     let id = input.request.id.clone();
     let mut asker = Asker::new(clock, &input.request.labels, id.as_str());
-    let mut desk = Desk { input, clock, record: DecisionRecord::default() };
+    let mut desk = Desk {
+        input,
+        clock,
+        record: DecisionRecord::default(),
+    };
     let decision = desk.decide(&mut asker);
     desk.record.policies = asker.calls;
     desk.record.fallbacks = asker.fallbacks;
@@ -86,12 +91,23 @@ struct Desk<'a> {
 
 impl Desk<'_> {
     fn decide(&mut self, asker: &mut Asker<'_>) -> Decision {
-        let DecideInput { request, fleet, kv, held, .. } = *self.input;
+        let DecideInput {
+            request,
+            fleet,
+            kv,
+            held,
+            ..
+        } = *self.input;
         let row = request.row(fleet.offload_threshold.0, fleet.congested());
         self.record.request = row;
         let row = row.to_cells();
         let all = Candidates::enumerate(request, fleet, kv, held);
-        self.record.candidates = all.routes.iter().zip(&all.rows).map(|(r, row)| self.candidate(*r, row)).collect();
+        self.record.candidates = all
+            .routes
+            .iter()
+            .zip(&all.rows)
+            .map(|(r, row)| self.candidate(*r, row))
+            .collect();
         if all.routes.is_empty() {
             return Decision::Refuse(Refusal::NoInstance(self.why_empty()));
         }
@@ -111,8 +127,18 @@ impl Desk<'_> {
     }
 
     /// Positions of the candidates whose sites may both see the data, and those candidates.
-    fn residency(&mut self, row: &[u32], all: &Candidates, asker: &mut Asker<'_>) -> (Vec<usize>, Candidates) {
-        let DecideInput { request, fleet, policies, .. } = *self.input;
+    fn residency(
+        &mut self,
+        row: &[u32],
+        all: &Candidates,
+        asker: &mut Asker<'_>,
+    ) -> (Vec<usize>, Candidates) {
+        let DecideInput {
+            request,
+            fleet,
+            policies,
+            ..
+        } = *self.input;
         let subject = Subject {
             purpose: Purpose::Serve,
             data_jurisdiction: request.jurisdiction,
@@ -137,7 +163,8 @@ impl Desk<'_> {
             match denied {
                 None => allowed.push(position),
                 Some(site) => {
-                    self.record.candidates[position].excluded = Some(format!("residency denies {}", site.name));
+                    self.record.candidates[position].excluded =
+                        Some(format!("residency denies {}", site.name));
                 }
             }
         }
@@ -149,15 +176,18 @@ impl Desk<'_> {
         let matrix = candidates.matrix();
         let routes = matrix.as_matrix();
         if let Some(policy) = &self.input.policies.cost
-            && let Some(Answer::Cost(cells)) =
-                asker.ask(policy.as_ref(), Question::Cost { request: row, routes }, "the built-in cost")
+            && let Some(Answer::Cost(cells)) = asker.ask(
+                policy.as_ref(),
+                Question::Cost { request: row, routes },
+                "the built-in cost",
+            )
         {
             return CostMatrix { cells };
         }
         let begun = self.clock.now();
-        let cells = builtin::ttft::estimate(&builtin::ttft::Config::default(), row, routes);
+        let costs = builtin::Ttft::default().estimate_all(RequestView(row), builtin::Routes(routes));
         asker.note_built_in(QuestionKind::Cost, "ttft", self.micros_since(begun));
-        CostMatrix { cells }
+        costs
     }
 
     fn routing(
@@ -170,13 +200,19 @@ impl Desk<'_> {
         let matrix = candidates.matrix();
         let (routes, costs) = (matrix.as_matrix(), costs.as_matrix());
         if let Some(policy) = &self.input.policies.routing {
-            let question = Question::Routing { request: row, routes, costs };
-            if let Some(Answer::Routing(decision)) = asker.ask(policy.as_ref(), question, "the built-in router") {
+            let question = Question::Routing {
+                request: row,
+                routes,
+                costs,
+            };
+            if let Some(Answer::Routing(decision)) =
+                asker.ask(policy.as_ref(), question, "the built-in router")
+            {
                 return decision;
             }
         }
         let begun = self.clock.now();
-        let decision = lowest_cost(row, routes, costs);
+        let decision = builtin::LowestCost.decide(RequestView(row), builtin::Candidates::new(routes, costs));
         asker.note_built_in(QuestionKind::Routing, "lowest-cost", self.micros_since(begun));
         decision
     }
@@ -201,7 +237,9 @@ impl Desk<'_> {
             self.record.candidates[allowed[i]].rank = Some(rank);
         }
         self.mark_ruled_out(allowed, scores);
-        Decision::Go(Plan { routes: order.into_iter().map(|i| candidates.routes[i]).collect() })
+        Decision::Go(Plan {
+            routes: order.into_iter().map(|i| candidates.routes[i]).collect(),
+        })
     }
 
     fn mark_ruled_out(&mut self, allowed: &[usize], scores: &[u32]) {
@@ -229,10 +267,16 @@ impl Desk<'_> {
         let DecideInput { request, fleet, .. } = *self.input;
         let of_model = || fleet.instances.iter().filter(|i| i.model == request.model);
         let here = |i: &&crate::fleet::InstanceView| i.site == request.origin && i.role.decodes();
-        match (of_model().count(), of_model().filter(here).filter(|i| i.ready).count()) {
+        match (
+            of_model().count(),
+            of_model().filter(here).filter(|i| i.ready).count(),
+        ) {
             (0, _) => "no site has one for this model".to_owned(),
             (_, 0) => "none that can decode is ready at the site the request came in".to_owned(),
-            _ => format!("none that can prefill is ready and reachable with prefill_policy {:?}", request.prefill_mode),
+            _ => format!(
+                "none that can prefill is ready and reachable with prefill_policy {:?}",
+                request.prefill_mode
+            ),
         }
     }
 
@@ -248,12 +292,6 @@ impl Desk<'_> {
     }
 }
 
-/// The built-in router: the lowest total cost first.
-fn lowest_cost(row: &[u32], routes: Matrix<'_>, costs: Matrix<'_>) -> RoutingDecision {
-    debug_assert_eq!(costs.stride() as usize, CostColumn::COUNT, "checked when the policy answered");
-    builtin::lowest_cost::decide(&builtin::lowest_cost::Config::default(), row, routes, costs)
-}
-
 /// A route by names. Instances that left the fleet are named by a dash.
 pub fn route_record(fleet: &FleetView, route: Route) -> RouteRecord {
     let names = |index| {
@@ -262,6 +300,12 @@ pub fn route_record(fleet: &FleetView, route: Route) -> RouteRecord {
         let site = site.map_or("-", |s| s.name.as_str()).to_owned();
         (site, instance.map_or("-", |i| i.name.as_str()).to_owned())
     };
-    let ((prefill_site, prefill_instance), (decode_site, decode_instance)) = (names(route.prefill), names(route.decode));
-    RouteRecord { prefill_site, prefill_instance, decode_site, decode_instance }
+    let ((prefill_site, prefill_instance), (decode_site, decode_instance)) =
+        (names(route.prefill), names(route.decode));
+    RouteRecord {
+        prefill_site,
+        prefill_instance,
+        decode_site,
+        decode_instance,
+    }
 }

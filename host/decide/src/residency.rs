@@ -38,14 +38,19 @@ impl Placements {
     ) -> Self {
         let (fleet, origin) = place;
         let mut ask = |policy: &Arc<dyn Policy>| {
-            let question = Question::Residency { subject, request, sites: fleet.sites.len() };
+            let question = Question::Residency {
+                subject,
+                request,
+                sites: fleet.sites.len(),
+            };
             match asker.ask(policy.as_ref(), question, "only the origin's jurisdiction") {
                 Some(Answer::Residency(placements)) => placements,
                 _ => closed(fleet, origin),
             }
         };
         let platform = policies.platform_residency.as_ref();
-        let mut allowed = platform.map_or_else(|| by_jurisdiction(fleet, subject.data_jurisdiction), &mut ask);
+        let mut allowed =
+            platform.map_or_else(|| by_jurisdiction(fleet, subject.data_jurisdiction), &mut ask);
         if let Some(tenant) = &policies.tenant_residency {
             for (both, own) in allowed.iter_mut().zip(ask(tenant)) {
                 *both = (*both).min(own);
@@ -56,12 +61,24 @@ impl Placements {
 }
 
 fn by_jurisdiction(fleet: &FleetView, wanted: u32) -> Vec<Placement> {
-    let place = |jurisdiction| if wanted == 0 || jurisdiction == wanted { Placement::Resident } else { Placement::Denied };
+    let place = |jurisdiction| {
+        if wanted == 0 || jurisdiction == wanted {
+            Placement::Resident
+        } else {
+            Placement::Denied
+        }
+    };
     fleet.sites.iter().map(|site| place(site.jurisdiction)).collect()
 }
 
 fn closed(fleet: &FleetView, origin: SiteIndex) -> Vec<Placement> {
     let home = fleet.site(origin).map(|site| site.jurisdiction);
-    let place = |jurisdiction| if Some(jurisdiction) == home { Placement::Resident } else { Placement::Denied };
+    let place = |jurisdiction| {
+        if Some(jurisdiction) == home {
+            Placement::Resident
+        } else {
+            Placement::Denied
+        }
+    };
     fleet.sites.iter().map(|site| place(site.jurisdiction)).collect()
 }

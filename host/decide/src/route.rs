@@ -63,7 +63,12 @@ impl Candidates {
     /// entries are 0. At most [`MAX_ROUTES`] are returned, the best few of each pair of sites by the host's own
     /// estimate.
     pub fn enumerate(request: &RequestFacts, fleet: &FleetView, kv: KvSize, held: &[u32]) -> Self {
-        let survey = Survey { request, fleet, kv, held };
+        let survey = Survey {
+            request,
+            fleet,
+            kv,
+            held,
+        };
         let mut found: Vec<(u64, Route, RouteRow)> = Vec::new();
         for (decode, decoder) in fleet.indexed().filter(|(_, i)| survey.can_decode(i)) {
             for (prefill, prefiller) in fleet.indexed().filter(|(_, i)| survey.can_prefill(i, decoder)) {
@@ -75,8 +80,11 @@ impl Candidates {
         found.sort_by_key(|(cost, route, _)| (*cost, route.prefill, route.decode));
         let mut kept = Self::default();
         for (_, route, row) in found {
-            let same_pair = |r: &&RouteRow| r.prefill_site == row.prefill_site && r.decode_site == row.decode_site;
-            if kept.rows.iter().filter(same_pair).count() < MAX_ROUTES_PER_PAIR && kept.routes.len() < MAX_ROUTES {
+            let same_pair =
+                |r: &&RouteRow| r.prefill_site == row.prefill_site && r.decode_site == row.decode_site;
+            if kept.rows.iter().filter(same_pair).count() < MAX_ROUTES_PER_PAIR
+                && kept.routes.len() < MAX_ROUTES
+            {
                 kept.routes.push(route);
                 kept.rows.push(row);
             }
@@ -108,7 +116,11 @@ impl Survey<'_> {
             PrefillMode::Auto | PrefillMode::RemotePreferred => true,
         };
         let reachable = local || self.link(instance, decoder).is_some_and(|link| link.up);
-        wanted && reachable && instance.ready && instance.role.prefills() && instance.model == self.request.model
+        wanted
+            && reachable
+            && instance.ready
+            && instance.role.prefills()
+            && instance.model == self.request.model
     }
 
     fn link(&self, from: &InstanceView, to: &InstanceView) -> Option<&LinkView> {
@@ -124,11 +136,21 @@ impl Survey<'_> {
     fn row(&self, route: Route, prefiller: &InstanceView, decoder: &InstanceView) -> RouteRow {
         let prompt = self.request.prompt_tokens.saturating_sub(1);
         let cached = self.held(route.prefill);
-        let fetchable = self.held.iter().copied().max().unwrap_or(0).min(prompt).saturating_sub(cached);
-        let link = self.link(prefiller, decoder).filter(|_| prefiller.site != decoder.site);
+        let fetchable = self
+            .held
+            .iter()
+            .copied()
+            .max()
+            .unwrap_or(0)
+            .min(prompt)
+            .saturating_sub(cached);
+        let link = self
+            .link(prefiller, decoder)
+            .filter(|_| prefiller.site != decoder.site);
         let transfer = match link {
             Some(_) => Bytes(
-                u64::from(prompt.saturating_sub(self.held(route.decode))) * self.kv.per_token.0 + self.kv.fixed.0,
+                u64::from(prompt.saturating_sub(self.held(route.decode))) * self.kv.per_token.0
+                    + self.kv.fixed.0,
             ),
             None => Bytes(0),
         };
@@ -144,7 +166,9 @@ impl Survey<'_> {
             transfer_kib: clip(transfer.kib_ceil()),
             prefill_us: compute_us(prefiller, Tokens(uncached)),
             transfer_us: link.map_or(0, |_| micros(transfer.time_at(free))),
-            decode_us: decoder.decode_step_us.saturating_mul(decoder.decode_running.saturating_add(1)),
+            decode_us: decoder
+                .decode_step_us
+                .saturating_mul(decoder.decode_running.saturating_add(1)),
             queue_us: compute_us(prefiller, Tokens(prefiller.prefill_queued_tokens)),
             prefill_queued_requests: prefiller.prefill_queued_requests,
             prefill_queued_tokens: prefiller.prefill_queued_tokens,
@@ -168,18 +192,33 @@ impl Survey<'_> {
         decoder: &InstanceView,
         moved: Option<(&LinkView, Bytes)>,
     ) -> u32 {
-        let compute = |i: &InstanceView, tokens: u32| u64::from(i.price_micros_per_kilotoken) * u64::from(tokens) / 1000;
+        let compute = |i: &InstanceView, tokens: u32| {
+            u64::from(i.price_micros_per_kilotoken) * u64::from(tokens) / 1000
+        };
         let link = moved.map_or(0, |(link, bytes)| {
             u128::from(link.price_micros_per_gib) * u128::from(bytes.0) / (1 << 30)
         });
         let link = u64::try_from(link).unwrap_or(u64::MAX);
         let answer = compute(decoder, self.request.expected_output_tokens);
-        clip(compute(prefiller, uncached).saturating_add(answer).saturating_add(link))
+        clip(
+            compute(prefiller, uncached)
+                .saturating_add(answer)
+                .saturating_add(link),
+        )
     }
 }
 
 fn rough_us(row: &RouteRow) -> u64 {
-    [row.queue_us, row.prefill_us, row.transfer_us, row.decode_us, row.link_rtt_us].into_iter().map(u64::from).sum()
+    [
+        row.queue_us,
+        row.prefill_us,
+        row.transfer_us,
+        row.decode_us,
+        row.link_rtt_us,
+    ]
+    .into_iter()
+    .map(u64::from)
+    .sum()
 }
 
 fn compute_us(instance: &InstanceView, tokens: Tokens) -> u32 {

@@ -15,7 +15,9 @@ pub struct PolicyTable {
 
 impl fmt::Debug for PolicyTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.active.iter().map(|(key, p)| (key, p.descriptor()))).finish()
+        f.debug_map()
+            .entries(self.active.iter().map(|(key, p)| (key, p.descriptor())))
+            .finish()
     }
 }
 
@@ -61,14 +63,20 @@ impl PolicyTable {
 
     /// Everything that is bound.
     pub fn iter(&self) -> impl Iterator<Item = (&Scope, QuestionKind, &Arc<dyn Policy>)> {
-        self.active.iter().map(|((scope, question), policy)| (scope, *question, policy))
+        self.active
+            .iter()
+            .map(|((scope, question), policy)| (scope, *question, policy))
     }
 
     /// The policies that decide for a tenant. Residency: the platform's and the tenant's, both. Cost and routing: the
     /// tenant's, else the platform's.
     pub fn for_tenant(&self, tenant: &TenantName) -> RequestPolicies {
         let own = Scope::Tenant(tenant.clone());
-        let first = |question| self.get(&own, question).or_else(|| self.get(&Scope::Platform, question)).cloned();
+        let first = |question| {
+            self.get(&own, question)
+                .or_else(|| self.get(&Scope::Platform, question))
+                .cloned()
+        };
         RequestPolicies {
             platform_residency: self.get(&Scope::Platform, QuestionKind::Residency).cloned(),
             tenant_residency: self.get(&own, QuestionKind::Residency).cloned(),

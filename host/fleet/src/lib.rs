@@ -1,1 +1,16 @@
-//! (being written)
+//! KNOWS the sites: topology, load, links, who holds which prefix, and the bus that tells.
+//!
+//! One [`Chart`] a site answers the gateway's questions from memory; one [`agent`] a site tells the others what
+//! happens here and writes what it hears into the chart.
+
+pub mod agent;
+pub mod bus;
+pub mod chart;
+pub mod link;
+pub mod topology;
+
+pub use agent::Agent;
+pub use bus::EmbeddedBus;
+pub use chart::Chart;
+pub use link::{LinkMonitor, LinkWindow};
+pub use topology::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};

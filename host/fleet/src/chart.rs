@@ -1,0 +1,270 @@
+//! What one site knows about all of them.
+
+use crate::link::{CONGESTION_MARK, LinkMonitor};
+use crate::topology::Topology;
+use parking_lot::{Mutex, RwLock};
+use portolan_base::{BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, SiteName, Tokens};
+use portolan_decide::{
+    Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView,
+};
+use portolan_kv::{Arrival, PrefixIndex, SourceState};
+use portolan_policy::NameTables;
+use portolan_ports::{Engine, EngineLoad, Fleet, InstanceOutcome, KvEvent, LinkReading, PrefixChange};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Memory the prefix index may use. 256 MiB is about two million blocks, 32 million tokens of distinct prefix.
+const INDEX_BUDGET: Bytes = Bytes(256 << 20);
+
+/// Load reports older than this are taken for an instance that is gone: ten missed reports.
+const LOAD_EXPIRES: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// What one site knows. Reads take short locks; nothing here waits.
+pub struct Chart {
+    topology: Topology,
+    here: SiteIndex,
+    clock: Arc<dyn Clock>,
+    names: Arc<NameTables>,
+    instances: Vec<Arc<Known>>,
+    links: BTreeMap<SiteIndex, Mutex<LinkMonitor>>,
+    prefixes: RwLock<Prefixes>,
+    offload_threshold: Tokens,
+}
+
+/// What is known of one instance.
+struct Known {
+    site: SiteIndex,
+    name: InstanceName,
+    breaker: Mutex<Breaker>,
+    load: Mutex<Reported>,
+    /// Present for this site's own: its load is read, not reported.
+    engine: Option<Arc<dyn Engine>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Reported {
+    load: EngineLoad,
+    at: Option<portolan_base::Moment>,
+}
+
+struct Prefixes {
+    index: PrefixIndex,
+    sources: Vec<SourceState>,
+}
+
+impl Chart {
+    /// The chart of site `here`, whose own instances are `engines`.
+    pub fn new(
+        topology: Topology,
+        here: SiteIndex,
+        engines: &BTreeMap<InstanceName, Arc<dyn Engine>>,
+        offload_threshold: Tokens,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let known = |(site, spec): (SiteIndex, &crate::InstanceSpec)| {
+            Arc::new(Known {
+                site,
+                name: spec.name.clone(),
+                breaker: Mutex::new(Breaker::new(BreakerConfig::default())),
+                load: Mutex::default(),
+                engine: (site == here).then(|| engines.get(&spec.name).cloned()).flatten(),
+            })
+        };
+        let instances: Vec<_> = topology.instances().map(known).collect();
+        let sources = vec![SourceState::new(); instances.len()];
+        let arriving = topology
+            .links()
+            .iter()
+            .filter(|l| topology.site_index(&l.to) == Some(here));
+        let links = arriving
+            .filter_map(|l| {
+                let monitor = Mutex::new(LinkMonitor::new(l.capacity, l.rtt));
+                topology.site_index(&l.from).map(|from| (from, monitor))
+            })
+            .collect();
+        let names = Arc::new(topology.names().clone());
+        let prefixes = RwLock::new(Prefixes {
+            index: PrefixIndex::new(INDEX_BUDGET),
+            sources,
+        });
+        Self {
+            topology,
+            here,
+            clock,
+            names,
+            instances,
+            links,
+            prefixes,
+            offload_threshold,
+        }
+    }
+
+    /// The sites KV can come from.
+    pub fn peers(&self) -> impl Iterator<Item = &SiteName> {
+        self.links
+            .keys()
+            .filter_map(|index| self.topology.sites().get(index.0 as usize))
+            .map(|site| &site.name)
+    }
+
+    /// Takes a load report of another site's instance.
+    pub fn heard_load(&self, site: &SiteName, instance: &InstanceName, load: EngineLoad) {
+        if let Some(index) = self.index_of(site, instance) {
+            *self.instances[index].load.lock() = Reported {
+                load,
+                at: Some(self.clock.now()),
+            };
+        }
+    }
+
+    /// Takes a change of what an instance holds.
+    pub fn heard_prefix(&self, change: &PrefixChange) {
+        let Some(index) = self.index_of(&change.site, &change.instance) else {
+            return;
+        };
+        let holder = u32::try_from(index).unwrap_or(u32::MAX);
+        let mut prefixes = self.prefixes.write();
+        match prefixes.sources[index].observe(change.incarnation, change.sequence) {
+            Arrival::Stale => return,
+            Arrival::ClearFirst => prefixes.index.clear(holder),
+            Arrival::Next => {}
+        }
+        match &change.event {
+            KvEvent::Stored(blocks) => prefixes.index.stored(holder, blocks),
+            KvEvent::Removed(blocks) => prefixes.index.removed(holder, blocks),
+            KvEvent::Cleared => {
+                prefixes.index.clear(holder);
+                prefixes.sources[index].restored();
+            }
+        }
+    }
+
+    /// Messages were missed: what anyone else holds is unknown until it is told again.
+    pub fn lost_messages(&self) {
+        let mut prefixes = self.prefixes.write();
+        for holder in 0..self.instances.len() {
+            prefixes.index.clear(u32::try_from(holder).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Takes a reading of the link from `peer`.
+    pub fn read_link(&self, peer: &SiteName, reading: LinkReading) {
+        let link = self
+            .topology
+            .site_index(peer)
+            .and_then(|index| self.links.get(&index));
+        if let Some(link) = link {
+            link.lock().observe(self.clock.now(), reading);
+        }
+    }
+
+    fn index_of(&self, site: &SiteName, instance: &InstanceName) -> Option<usize> {
+        let site = self.topology.site_index(site)?;
+        self.instances
+            .iter()
+            .position(|k| k.site == site && k.name == *instance)
+    }
+
+    fn instance_view(&self, spec: &crate::InstanceSpec, known: &Known) -> InstanceView {
+        let now = self.clock.now();
+        let (load, alive) = match &known.engine {
+            Some(engine) => (engine.load(), true),
+            None => {
+                let reported = *known.load.lock();
+                // Without a report nothing is known of its speed, and a speed of zero would win every comparison.
+                (
+                    reported.load,
+                    reported.at.is_some_and(|at| now.since(at) < LOAD_EXPIRES),
+                )
+            }
+        };
+        let model = self.names.models.iter().position(|m| m == spec.model.as_str());
+        InstanceView {
+            name: spec.name.clone(),
+            site: known.site,
+            model: model.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX),
+            role: spec.role,
+            ready: alive && known.breaker.lock().is_ready(now),
+            prefill_queued_requests: load.prefill_queued_requests,
+            prefill_queued_tokens: load.prefill_queued_tokens,
+            decode_running: load.decode_running,
+            decode_slots: spec.decode_slots,
+            kv_used: load.kv_used,
+            prefill_busy: load.prefill_busy,
+            decode_busy: load.decode_busy,
+            prefill_ns_per_token: load.prefill_ns_per_token,
+            decode_step_us: load.decode_step_us,
+            price_micros_per_kilotoken: spec.price_micros_per_kilotoken,
+        }
+    }
+
+    fn link_views(&self) -> BTreeMap<(SiteIndex, SiteIndex), LinkView> {
+        let spec_of = |from: SiteIndex| {
+            self.topology.links().iter().find(|l| {
+                self.topology.site_index(&l.from) == Some(from)
+                    && self.topology.site_index(&l.to) == Some(self.here)
+            })
+        };
+        let view = |(&from, monitor): (&SiteIndex, &Mutex<LinkMonitor>)| {
+            let (spec, monitor) = (spec_of(from)?, monitor.lock());
+            let link = LinkView {
+                up: monitor.is_up(),
+                rtt: monitor.rtt(),
+                capacity: spec.capacity,
+                busy: monitor.busy(),
+                loss: monitor.loss(),
+                price_micros_per_gib: spec.price_micros_per_gib,
+            };
+            Some(((from, self.here), link))
+        };
+        self.links.iter().filter_map(view).collect()
+    }
+}
+
+impl Fleet for Chart {
+    fn view(&self) -> Arc<FleetView> {
+        let sites = self.topology.sites().iter().zip(&self.names.sites);
+        let specs = self.topology.instances().map(|(_, spec)| spec);
+        Arc::new(FleetView {
+            sites: sites
+                .map(|(s, e)| SiteView {
+                    name: s.name.clone(),
+                    jurisdiction: e.jurisdiction,
+                })
+                .collect(),
+            instances: specs
+                .zip(&self.instances)
+                .map(|(spec, known)| self.instance_view(spec, known))
+                .collect(),
+            links: self.link_views(),
+            offload_threshold: self.offload_threshold,
+            congestion_mark: CONGESTION_MARK,
+        })
+    }
+
+    fn names(&self) -> Arc<NameTables> {
+        Arc::clone(&self.names)
+    }
+
+    fn held(&self, _model: &ModelName, chain: &[BlockHash]) -> Vec<u32> {
+        // Hashes are salted with the model, so that another model's entries cannot match.
+        let mut held = vec![0; self.instances.len()];
+        for (holder, blocks) in self.prefixes.read().index.matches(chain) {
+            if let Some(tokens) = held.get_mut(holder as usize) {
+                *tokens = u32::try_from(blocks * INDEX_BLOCK_TOKENS).unwrap_or(u32::MAX);
+            }
+        }
+        held
+    }
+
+    fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome) {
+        let Some(known) = self.instances.get(instance.0 as usize) else {
+            return;
+        };
+        let mut breaker = known.breaker.lock();
+        match outcome {
+            InstanceOutcome::Served => breaker.succeeded(),
+            InstanceOutcome::Failed => breaker.failed(self.clock.now()),
+        }
+    }
+}
