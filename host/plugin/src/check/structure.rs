@@ -1,0 +1,305 @@
+//! Reads a component's outside (imports, exports) and its measures, without compiling it.
+
+use super::{Remark, kind};
+use crate::host::OFFERED;
+use crate::limits::Limits;
+use portolan_policy::QuestionKind;
+use wasmparser::{CanonicalOption, ComponentTypeRef, Parser, Payload, Validator, WasmFeatures};
+
+/// The contract's version that this host serves: any patch release of it.
+const SERVED: &str = "0.1";
+/// As [`SERVED`], in full, for messages.
+const SERVED_FULL: &str = "portolan:policy@0.1.0";
+const NAMESPACE: &str = "portolan:policy/";
+
+/// What a component looks like from outside, and how large its parts are.
+#[derive(Debug, Default)]
+pub(crate) struct Structure {
+    imports: Vec<(String, bool)>,
+    exports: Vec<String>,
+    memories: usize,
+    tables: usize,
+    core_instances: usize,
+    largest_function: usize,
+    other_strings: bool,
+}
+
+/// The features a policy may use, for validation before compiling.
+fn features() -> WasmFeatures {
+    WasmFeatures::WASM2
+        | WasmFeatures::TAIL_CALL
+        | WasmFeatures::EXTENDED_CONST
+        | WasmFeatures::COMPONENT_MODEL
+}
+
+/// Validates and reads a component.
+pub(crate) fn read(component: &[u8]) -> Result<Structure, Remark> {
+    let invalid = |error: &wasmparser::BinaryReaderError| {
+        if error.message().contains("unexpected end") {
+            return kind::truncated(component.len());
+        }
+        Remark::new(
+            "invalid",
+            format!(
+                "the component is not valid at byte {}: {}",
+                error.offset(),
+                error.message()
+            ),
+            "policies may use WebAssembly 2.0 and tail calls; rebuild without newer or experimental features",
+        )
+    };
+    Validator::new_with_features(features())
+        .validate_all(component)
+        .map_err(|e| invalid(&e))?;
+    let mut structure = Structure::default();
+    let mut depth = 0_usize;
+    for payload in Parser::new(0).parse_all(component) {
+        let payload = payload.map_err(|e| invalid(&e))?;
+        match &payload {
+            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) => depth = depth.saturating_sub(1),
+            _ => structure.note(&payload, depth).map_err(|e| invalid(&e))?,
+        }
+    }
+    Ok(structure)
+}
+
+impl Structure {
+    fn note(&mut self, payload: &Payload<'_>, depth: usize) -> wasmparser::Result<()> {
+        match payload {
+            Payload::ComponentImportSection(imports) if depth == 0 => {
+                for import in imports.clone() {
+                    let import = import?;
+                    let is_instance = matches!(import.ty, ComponentTypeRef::Instance(_));
+                    self.imports.push((import.name.name.to_owned(), is_instance));
+                }
+            }
+            Payload::ComponentExportSection(exports) if depth == 0 => {
+                for export in exports.clone() {
+                    self.exports.push(export?.name.name.to_owned());
+                }
+            }
+            Payload::MemorySection(memories) => self.memories += memories.count() as usize,
+            Payload::TableSection(tables) => self.tables += tables.count() as usize,
+            Payload::InstanceSection(instances) => self.count_instances(instances.clone())?,
+            Payload::CodeSectionEntry(body) => {
+                let range = body.range();
+                let bytes = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+                self.largest_function = self.largest_function.max(bytes);
+            }
+            Payload::ComponentCanonicalSection(functions) => {
+                for function in functions.clone() {
+                    self.note_strings(&function?);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn count_instances(
+        &mut self,
+        instances: wasmparser::InstanceSectionReader<'_>,
+    ) -> wasmparser::Result<()> {
+        for instance in instances {
+            if matches!(instance?, wasmparser::Instance::Instantiate { .. }) {
+                self.core_instances += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_strings(&mut self, function: &wasmparser::CanonicalFunction) {
+        let options = match function {
+            wasmparser::CanonicalFunction::Lift { options, .. }
+            | wasmparser::CanonicalFunction::Lower { options, .. } => options,
+            _ => return,
+        };
+        let other = |o: &CanonicalOption| matches!(o, CanonicalOption::UTF16 | CanonicalOption::CompactUTF16);
+        self.other_strings |= options.iter().any(other);
+    }
+
+    /// Every reason why this cannot be a policy.
+    pub(crate) fn objections(&self, asked: Option<QuestionKind>, limits: &Limits) -> Vec<Remark> {
+        let imports = self
+            .imports
+            .iter()
+            .filter_map(|(name, is_instance)| import_remark(name, *is_instance));
+        imports
+            .chain(self.export_remark(asked))
+            .chain(self.measure_remarks(limits))
+            .collect()
+    }
+
+    /// The question it answers: the one asked for if it is among them, or the only one.
+    pub(crate) fn question(&self, asked: Option<QuestionKind>) -> Option<QuestionKind> {
+        let answered = self.answered();
+        match asked {
+            Some(asked) => answered
+                .contains(&asked)
+                .then_some(asked)
+                .or_else(|| answered.first().copied()),
+            None => answered.first().copied(),
+        }
+    }
+
+    fn answered(&self) -> Vec<QuestionKind> {
+        let exported = |q: &QuestionKind| self.served(&format!("{q}-policy"));
+        QuestionKind::ALL.into_iter().filter(exported).collect()
+    }
+
+    fn served(&self, interface: &str) -> bool {
+        self.exports
+            .iter()
+            .any(|name| matches!(contract(name), Some((i, v)) if i == interface && serves(v)))
+    }
+
+    fn export_remark(&self, asked: Option<QuestionKind>) -> Vec<Remark> {
+        if let Some(other) = self
+            .exports
+            .iter()
+            .find(|n| matches!(contract(n), Some((_, v)) if !serves(v)))
+        {
+            return vec![wit_version("exports", other)];
+        }
+        let answered = self.answered();
+        let mut remarks = Vec::new();
+        match (answered.as_slice(), asked) {
+            ([], _) => remarks.push(self.no_question()),
+            ([_, _, ..], None) => remarks.push(Remark::new(
+                "several-questions",
+                format!(
+                    "the component answers {}; which is meant was not said",
+                    list(&answered)
+                ),
+                "name the question, or build one component for each",
+            )),
+            (_, Some(asked)) if !answered.contains(&asked) => remarks.push(Remark::new(
+                "other-question",
+                format!(
+                    "the component answers {}, but a {asked} policy is wanted",
+                    list(&answered)
+                ),
+                format!(
+                    "bind it as {}, or build it for the world `{asked}` of {SERVED_FULL}",
+                    list(&answered)
+                ),
+            )),
+            _ => {}
+        }
+        if !answered.is_empty() && !self.served("lifecycle") {
+            remarks.push(Remark::new(
+                "no-lifecycle",
+                "the component does not export portolan:policy/lifecycle@0.1.0, through which it is configured",
+                "build it for one of the contract's worlds; the SDK's macro exports lifecycle by itself",
+            ));
+        }
+        remarks
+    }
+
+    fn no_question(&self) -> Remark {
+        let found = if self.exports.is_empty() {
+            "nothing".to_owned()
+        } else {
+            self.exports.join(", ")
+        };
+        Remark::new(
+            "no-question",
+            format!("the component answers none of the four questions; it exports {found}"),
+            format!("build it for the world residency, cost, routing or invalidation of {SERVED_FULL}"),
+        )
+    }
+
+    fn measure_remarks(&self, limits: &Limits) -> Vec<Remark> {
+        let measures = [
+            ("too-many-memories", "memories", self.memories, 1),
+            ("too-many-tables", "tables", self.tables, limits.tables as usize),
+            (
+                "too-many-instances",
+                "core instances",
+                self.core_instances,
+                limits.core_instances as usize,
+            ),
+        ];
+        let mut remarks: Vec<_> = measures
+            .into_iter()
+            .filter(|(_, _, found, most)| found > most)
+            .map(|(code, what, found, most)| {
+                Remark::new(
+                    code,
+                    format!("the component has {found} {what}, at most {most} are allowed"),
+                    "link the policy into one core module",
+                )
+            })
+            .collect();
+        if self.largest_function > limits.function_bytes {
+            remarks.push(Remark::new(
+                "function-too-large",
+                format!(
+                    "one function has {} bytes, at most {} are compiled",
+                    self.largest_function, limits.function_bytes
+                ),
+                "lower the inlining (opt-level \"s\"), or move large tables from code into data",
+            ));
+        }
+        if self.other_strings {
+            remarks.push(Remark::new(
+                "string-encoding",
+                "the component passes strings as UTF-16 or Latin-1",
+                "build it with UTF-8 strings; only these are taken",
+            ));
+        }
+        remarks
+    }
+}
+
+/// Interface and version of a name in this contract's package.
+fn contract(name: &str) -> Option<(&str, &str)> {
+    let rest = name.strip_prefix(NAMESPACE)?;
+    Some(rest.split_once('@').unwrap_or((rest, "")))
+}
+
+fn serves(version: &str) -> bool {
+    version
+        .strip_prefix(SERVED)
+        .is_some_and(|rest| rest.starts_with('.'))
+}
+
+fn import_remark(name: &str, is_instance: bool) -> Option<Remark> {
+    let interface = name.split('@').next().unwrap_or(name);
+    if OFFERED.contains(&interface) && is_instance {
+        let (_, version) = contract(name)?;
+        return (!serves(version)).then(|| wit_version("imports", name));
+    }
+    if name.starts_with("wasi:") {
+        return Some(Remark::new(
+            "wasi-import",
+            format!(
+                "the component imports {name}; policies have no WASI: no files, clocks, randomness or sockets"
+            ),
+            "Rust: build for wasm32-unknown-unknown instead of wasm32-wasip2; JavaScript: componentize-qjs \
+             --stub-wasi --sync; Python: componentize-py --stub-wasi",
+        ));
+    }
+    Some(Remark::new(
+        "unknown-import",
+        format!("the component imports {name}, which the host does not offer"),
+        "a policy may import portolan:policy/host, state, labels and types, and nothing else",
+    ))
+}
+
+fn wit_version(does: &str, name: &str) -> Remark {
+    Remark::new(
+        "wit-version",
+        format!("the component {does} {name}; this host serves {SERVED_FULL}"),
+        "rebuild it with the SDK of this host's release",
+    )
+}
+
+fn list(questions: &[QuestionKind]) -> String {
+    questions
+        .iter()
+        .map(|q| q.as_str())
+        .collect::<Vec<_>>()
+        .join(" and ")
+}

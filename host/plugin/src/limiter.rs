@@ -1,0 +1,88 @@
+//! Says no to memory and tables beyond the limits, over all of an instance's memories together.
+
+use crate::limits::{Limits, SizeClass};
+use wasmtime::ResourceLimiter;
+
+/// Watches one instance grow.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    memory_limit: usize,
+    table_limit: usize,
+    core_instances: usize,
+    tables: usize,
+    memory: usize,
+    refused: bool,
+}
+
+impl Limiter {
+    pub(crate) fn new(limits: &Limits, class: SizeClass) -> Self {
+        Self {
+            memory_limit: limits.memory_for(class),
+            table_limit: limits.table_elements,
+            core_instances: limits.core_instances as usize,
+            tables: limits.tables as usize,
+            memory: 0,
+            refused: false,
+        }
+    }
+
+    /// Bytes of memory in use.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// Bytes of memory allowed.
+    pub(crate) fn memory_limit(&self) -> u64 {
+        self.memory_limit as u64
+    }
+
+    /// Whether the guest asked for more than it may have.
+    pub(crate) fn refused(&self) -> bool {
+        self.refused
+    }
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let total = self.memory.saturating_add(desired.saturating_sub(current));
+        let declared = maximum.is_none_or(|most| desired <= most);
+        if total > self.memory_limit {
+            self.refused = true;
+            return Ok(false);
+        }
+        if declared {
+            self.memory = total;
+        }
+        Ok(declared)
+    }
+
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        if desired > self.table_limit {
+            self.refused = true;
+            return Ok(false);
+        }
+        Ok(maximum.is_none_or(|most| desired <= most))
+    }
+
+    fn instances(&self) -> usize {
+        self.core_instances
+    }
+
+    fn tables(&self) -> usize {
+        self.tables
+    }
+
+    fn memories(&self) -> usize {
+        1
+    }
+}

@@ -1,0 +1,231 @@
+//! What a component may use, and why these numbers.
+
+use serde::{Deserialize, Serialize};
+
+/// Fuel for one call: it grows with the rows the policy has to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FuelBudget {
+    /// For a call without rows.
+    pub base: u64,
+    /// For each row.
+    pub per_row: u64,
+    /// At most this, however many rows.
+    pub ceiling: u64,
+}
+
+impl FuelBudget {
+    /// The budget of a call over `rows` rows.
+    pub fn for_rows(&self, rows: usize) -> u64 {
+        self.wanted(rows).min(self.ceiling)
+    }
+
+    /// Whether the rows would earn more than the ceiling allows.
+    pub fn is_capped(&self, rows: usize) -> bool {
+        self.wanted(rows) > self.ceiling
+    }
+
+    fn wanted(&self, rows: usize) -> u64 {
+        let rows = u64::try_from(rows).unwrap_or(u64::MAX);
+        self.base.saturating_add(self.per_row.saturating_mul(rows))
+    }
+}
+
+/// How large a component is, which tells how it was made and so what it costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SizeClass {
+    /// At most 64 KiB: Rust or C. Answers in microseconds, on the calling thread.
+    Compact,
+    /// At most 2 MiB: a small interpreter (QuickJS), or a native guest with a large standard library.
+    Medium,
+    /// A large interpreter (CPython, SpiderMonkey).
+    Large,
+}
+
+impl SizeClass {
+    /// Largest component of the compact class, in bytes: seven times a Rust guest without WASI.
+    pub const COMPACT_BYTES: usize = 64 << 10;
+    /// Largest component of the medium class, in bytes: twice a QuickJS guest.
+    pub const MEDIUM_BYTES: usize = 2 << 20;
+
+    /// The class of a component of this size.
+    pub const fn of(bytes: usize) -> Self {
+        match bytes {
+            0..=Self::COMPACT_BYTES => Self::Compact,
+            0..=Self::MEDIUM_BYTES => Self::Medium,
+            _ => Self::Large,
+        }
+    }
+
+    /// The word for reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Compact => "compact",
+            Self::Medium => "medium",
+            Self::Large => "large",
+        }
+    }
+}
+
+/// Everything that bounds a component. All of it is the platform's to set; a component cannot raise any of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Fuel of a call on the calling thread. An empty loop burns a unit in about 1.3 ns, real code in a tenth of
+    /// that: the ceiling of 200,000 is at most a third of a millisecond.
+    pub inline_call: FuelBudget,
+    /// Fuel of a call to a compact component in the slow lane: the same rates, for invalidations that look at
+    /// thousands of groups.
+    pub slow_call: FuelBudget,
+    /// Fuel of a call to an interpreted component: a QuickJS guest takes about a million for 64 rows.
+    pub interpreted_call: FuelBudget,
+    /// Fuel to start and configure an instance on the calling thread: half a millisecond of an empty loop. A version
+    /// that needs more is only ever made ahead or in the slow lane.
+    pub setup_inline_fuel: u64,
+    /// Fuel to start and configure an instance off the calling thread: 65 ms of an empty loop.
+    pub setup_fuel: u64,
+    /// Milliseconds a call on the calling thread may take by the wall clock. Fuel ends it long before; this is for
+    /// what fuel cannot see, such as page faults. The ticker rounds up by one.
+    pub inline_deadline_ms: u64,
+    /// Milliseconds a caller waits for the slow lane, queueing included.
+    pub slow_deadline_ms: u64,
+    /// Milliseconds starting and configuring may take off the calling thread.
+    pub setup_deadline_ms: u64,
+    /// Bytes of all linear memories of one instance together.
+    pub memory_bytes: usize,
+    /// The same for components of the large class: an interpreter's heap and its frozen image.
+    pub large_memory_bytes: usize,
+    /// Memory above which a version leaves the calling thread: each fresh page costs a page fault, which fuel does
+    /// not count, and 2 MiB are 512 of them, about 0.2 ms.
+    pub inline_memory_bytes: usize,
+    /// Elements of one table.
+    pub table_elements: usize,
+    /// Core instances in a component: a component built with imports has three (shim, main, fix-up).
+    pub core_instances: u32,
+    /// Tables in a component.
+    pub tables: u32,
+    /// Bytes that may cross from the guest in one host call or one answer.
+    pub hostcall_bytes: usize,
+    /// Values (of four bytes) that may cross to the guest in one call.
+    pub input_cells: usize,
+    /// Bytes of a component.
+    pub component_bytes: usize,
+    /// Bytes of one function's body: compile time grows faster than linearly with it, and 512 KiB is three times
+    /// CPython's main loop.
+    pub function_bytes: usize,
+    /// Bytes of a binding's configuration.
+    pub config_bytes: usize,
+    /// Seconds to wait for the compiler: twice what CPython takes on two slow cores.
+    pub compile_seconds: u64,
+    /// Instances that may exist at once in this process.
+    pub pool_instances: u32,
+    /// Instances kept ready for each compact version; interpreted ones keep one.
+    pub ready_instances: usize,
+    /// Calls one tenant may have on calling threads at once. One more goes to the slow lane.
+    pub inline_calls_per_tenant: usize,
+    /// The same for the platform's own policies, which every tenant's requests share.
+    pub inline_calls_platform: usize,
+    /// Threads of the slow lane. A scope runs on one of them at a time (the platform on half).
+    pub slow_threads: usize,
+    /// Calls one scope may have waiting in the slow lane. One more is answered `saturated`.
+    pub slow_queue_per_scope: usize,
+    /// Calls waiting in the slow lane altogether.
+    pub slow_queue: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            inline_call: FuelBudget {
+                base: 20_000,
+                per_row: 1_000,
+                ceiling: 200_000,
+            },
+            slow_call: FuelBudget {
+                base: 20_000,
+                per_row: 1_000,
+                ceiling: 5_000_000,
+            },
+            interpreted_call: FuelBudget {
+                base: 2_000_000,
+                per_row: 100_000,
+                ceiling: 20_000_000,
+            },
+            setup_inline_fuel: 400_000,
+            setup_fuel: 50_000_000,
+            inline_deadline_ms: 2,
+            slow_deadline_ms: 50,
+            setup_deadline_ms: 500,
+            memory_bytes: 16 << 20,
+            large_memory_bytes: 128 << 20,
+            inline_memory_bytes: 2 << 20,
+            table_elements: 10_000,
+            core_instances: 16,
+            tables: 4,
+            hostcall_bytes: 256 << 10,
+            input_cells: 512 << 10,
+            component_bytes: 24 << 20,
+            function_bytes: 512 << 10,
+            config_bytes: 64 << 10,
+            compile_seconds: 180,
+            pool_instances: 512,
+            ready_instances: 4,
+            inline_calls_per_tenant: 1,
+            inline_calls_platform: 16,
+            slow_threads: 4,
+            slow_queue_per_scope: 16,
+            slow_queue: 64,
+        }
+    }
+}
+
+/// Longest reason of a refusal handed to the client, in bytes; longer ones are cut.
+pub(crate) const REASON_MAX_BYTES: usize = 512;
+/// Longest a routing policy can hold a request back at once, in milliseconds; longer is taken as this.
+pub(crate) const DEFER_MAX_MS: u32 = 60_000;
+/// Most directives in one answer.
+pub(crate) const DIRECTIVES_MAX: usize = 1024;
+/// Longest kind, name or version of a dependency in a directive, in bytes. Longer is a bad answer: cut, it would name
+/// another dependency.
+pub(crate) const DEPENDENCY_TEXT_MAX_BYTES: usize = 512;
+
+impl Limits {
+    /// The memory an instance of this class may have, in bytes.
+    pub fn memory_for(&self, class: SizeClass) -> usize {
+        match class {
+            SizeClass::Compact | SizeClass::Medium => self.memory_bytes,
+            SizeClass::Large => self.large_memory_bytes,
+        }
+    }
+
+    /// The fuel a call over `rows` rows may use.
+    pub fn call_fuel(&self, class: SizeClass, rows: usize) -> u64 {
+        match class {
+            SizeClass::Compact if self.inline_call.is_capped(rows) => self.slow_call.for_rows(rows),
+            SizeClass::Compact => self.inline_call.for_rows(rows),
+            SizeClass::Medium | SizeClass::Large => self.interpreted_call.for_rows(rows),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuel_grows_with_rows_up_to_the_ceiling() {
+        let budget = Limits::default().inline_call;
+        assert_eq!((budget.for_rows(0), budget.for_rows(64)), (20_000, 84_000));
+        assert_eq!((budget.for_rows(180), budget.is_capped(180)), (200_000, false));
+        assert_eq!((budget.for_rows(181), budget.is_capped(181)), (200_000, true));
+        assert_eq!(budget.for_rows(usize::MAX), 200_000);
+    }
+
+    #[test]
+    fn classes_end_where_they_say() {
+        assert_eq!(SizeClass::of(64 << 10), SizeClass::Compact);
+        assert_eq!(SizeClass::of((64 << 10) + 1), SizeClass::Medium);
+        assert_eq!(SizeClass::of(2 << 20), SizeClass::Medium);
+        assert_eq!(SizeClass::of((2 << 20) + 1), SizeClass::Large);
+    }
+}

@@ -1,0 +1,166 @@
+//! Runs a component on made-up questions before anybody relies on it.
+
+use crate::check::probe::{self, Probe};
+use crate::check::{Remark, Report, setup_remark};
+use crate::guest::{Blueprint, Budget, Made, SetupFault};
+use crate::host::{LiveCounters, Tenancy};
+use crate::limits::{Limits, SizeClass};
+use crate::log::LogQuota;
+use crate::question::Setup;
+use crate::state::{MemoryState, StateSpace};
+use portolan_base::Clock;
+use portolan_policy::{Answer, PolicyFault, QuestionKind, Scope};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Configurations tried in turn: many policies have defaults for everything, and JSON readers want an object.
+const CONFIGS: [&str; 2] = ["", "{}"];
+
+/// What is probed.
+pub(crate) struct Subject<'a> {
+    pub(crate) blueprint: &'a Blueprint,
+    pub(crate) question: QuestionKind,
+    pub(crate) class: SizeClass,
+    pub(crate) limits: &'a Limits,
+    pub(crate) clock: &'a Arc<dyn Clock>,
+}
+
+/// What came of one probe: result, fuel.
+type Outcome = (Result<Answer, PolicyFault>, u64);
+
+impl Subject<'_> {
+    /// Starts, configures and asks, and adds what is seen to the report.
+    pub(crate) fn probe(&self, report: &mut Report) {
+        let mut refusal = None;
+        for config in CONFIGS {
+            match self.make(config, &self.tenancy()) {
+                Ok(first) => {
+                    self.judge_start(&first, report);
+                    return self.ask_all(config, report);
+                }
+                Err(SetupFault::Refused(why)) => refusal = Some(why),
+                Err(fault) => return report.error(setup_remark(fault)),
+            }
+        }
+        report.warning(Remark::new(
+            "not-probed",
+            format!(
+                "configure refused an empty configuration: {}",
+                refusal.unwrap_or_default()
+            ),
+            "give every setting a default, so that the policy can be tried before it is bound",
+        ));
+    }
+
+    fn judge_start(&self, first: &Made, report: &mut Report) {
+        report.note(
+            "start-fuel",
+            format!("starting and configuring takes {} fuel", first.fuel),
+        );
+        if self.class != SizeClass::Compact {
+            return;
+        }
+        let most = self.limits.setup_inline_fuel;
+        if first.fuel > most {
+            report.warning(Remark::new(
+                "slow-start",
+                format!(
+                    "starting takes {} fuel; above {most} calls wait for other threads",
+                    first.fuel
+                ),
+                "do less in configure: parse what is needed, build tables when compiling",
+            ));
+        }
+        let (memory, most) = (first.guest.memory(), self.limits.inline_memory_bytes);
+        if memory > most {
+            report.warning(Remark::new(
+                "much-memory",
+                format!("an instance begins with {memory} bytes of memory; above {most} calls wait for other threads"),
+                "lower the initial memory and the stack (for Rust: -C link-arg=-zstack-size=65536)",
+            ));
+        }
+    }
+
+    fn ask_all(&self, config: &str, report: &mut Report) {
+        let mut faults = BTreeMap::new();
+        let mut most = (0, 0);
+        for probe in probe::probes(self.question) {
+            let (Some(first), Some(second)) = (self.ask(&probe, config), self.ask(&probe, config)) else {
+                continue;
+            };
+            if first != second {
+                report.warning(Remark::new(
+                    "nondeterministic",
+                    format!("two equal calls ({}) were answered differently", probe.name),
+                    "take time and randomness from the request row (now-ms, seed), so that decisions can be replayed",
+                ));
+            }
+            let rows = probe.call().question.rows();
+            if first.1 > most.0 {
+                most = (first.1, rows);
+            }
+            if let Err(fault) = first.0 {
+                faults
+                    .entry(fault.word())
+                    .or_insert_with(|| failed(&probe, &fault));
+            }
+        }
+        faults.into_values().for_each(|remark| report.warning(remark));
+        let (fuel, rows) = most;
+        let allowed = self.limits.call_fuel(self.class, rows);
+        report.note(
+            "call-fuel",
+            format!("the dearest probe, {rows} rows, took {fuel} of {allowed} fuel"),
+        );
+    }
+
+    fn ask(&self, probe: &Probe, config: &str) -> Option<Outcome> {
+        let made = self.make(config, &self.tenancy()).ok()?;
+        let call = probe.call();
+        let fuel = self.limits.call_fuel(self.class, call.question.rows());
+        let told = made.guest.ask(
+            &call,
+            Budget {
+                fuel,
+                deadline_ms: self.limits.setup_deadline_ms,
+            },
+        );
+        Some((told.result, told.fuel))
+    }
+
+    fn make(&self, config: &str, tenancy: &Arc<Tenancy>) -> Result<Made, SetupFault> {
+        let setup = Setup {
+            config: config.into(),
+            names: Arc::new(probe::names()),
+        };
+        let budget = Budget {
+            fuel: self.limits.setup_fuel,
+            deadline_ms: self.limits.setup_deadline_ms,
+        };
+        self.blueprint
+            .make(tenancy, &LiveCounters::default(), &setup, budget)
+    }
+
+    /// A fresh store of state each time, so that equal calls can be answered equally.
+    fn tenancy(&self) -> Arc<Tenancy> {
+        Arc::new(Tenancy {
+            question: self.question,
+            version: "probe".into(),
+            space: StateSpace {
+                scope: Scope::Platform,
+                policy: "probe".into(),
+            },
+            state: Arc::new(MemoryState::default()),
+            clock: self.clock.clone(),
+            log: LogQuota::new(self.clock.now()),
+        })
+    }
+}
+
+fn failed(probe: &Probe, fault: &PolicyFault) -> Remark {
+    Remark::new(
+        "probe-failed",
+        format!("a probe ({}) was not answered: {fault}", probe.name),
+        "in production the fallback would answer such a call; handle no rows, huge values and unknown columns",
+    )
+}
