@@ -2,6 +2,7 @@
 
 use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView};
 use crate::request::{PrefillMode, RequestFacts};
+pub use portolan_base::kv::KvSize;
 use portolan_base::{BitsPerSecond, Bytes, Permille, Tokens};
 use portolan_policy::{RouteMatrix, RouteRow};
 use std::time::Duration;
@@ -11,15 +12,6 @@ pub const MAX_ROUTES: usize = 64;
 
 /// Most routes kept of one (prefill site, decode site) pair, so that a large pool cannot crowd out every other.
 const MAX_ROUTES_PER_PAIR: usize = 8;
-
-/// How large the KV of a model is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KvSize {
-    /// Bytes that do not depend on length.
-    pub fixed: Bytes,
-    /// Bytes that each token adds.
-    pub per_token: Bytes,
-}
 
 /// One way to serve a request: prefill here, decode there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod outputs;
 pub mod peer;
 pub mod policies;
+pub mod receive;
 pub mod records;
 pub mod site;
 pub mod stage;

@@ -8,7 +8,7 @@ use portolan_base::{SiteName, TenantKey};
 use portolan_decide::ask::Asker;
 use portolan_decide::{Placements, SiteIndex};
 use portolan_policy::{Purpose, Subject};
-use portolan_ports::{Cancel, Engine, KvOrder, KvSource, PieceSink, PrefillJob, PrefillReport};
+use portolan_ports::{Cancel, Engine, EngineError, KvOrder, KvSource, PieceSink, PrefillJob, PrefillReport};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -37,33 +37,39 @@ impl KvSource for PeerService {
         &self,
         peer: SiteName,
         order: KvOrder,
-        mut sink: Box<dyn PieceSink>,
+        sink: Box<dyn PieceSink>,
     ) -> Result<PrefillReport, String> {
         let site = self.site.upgrade().ok_or("the site is shutting down")?;
         let engine = engine_for(&site, &order)?;
         check_residency(&site, &peer, &order)?;
-        let layout = &engine.describe().layout;
-        let tokens = u32::try_from(order.tokens.len()).map_err(|_| "the prompt is too long")?;
-        sink.manifest(KvManifest { layout: layout.as_ref().clone(), tokens, held: order.held });
-        let cancel = Cancel::new();
-        let _stop = cancel.on_drop();
         let key = TenantKey::derive(
             &site.parts.secret,
             order.tenant.as_str(),
             order.model.as_str(),
-            layout.model_version,
+            order.model_version,
         );
-        let job = PrefillJob {
-            request: order.request,
-            key,
-            tokens: order.tokens,
-            held: order.held,
-            cancel: cancel.clone(),
-        };
-        let (pieces_in, pieces_out) = mpsc::unbounded_channel();
-        let (report, ()) = tokio::join!(engine.prefill(job, pieces_in), forward(pieces_out, sink, cancel));
-        report.map_err(|error| error.to_string())
+        stream_prefill(engine.as_ref(), key, order, sink).await.map_err(|error| error.to_string())
     }
+}
+
+/// Prefills what `order` asks for and streams the KV into `sink` while it is computed.
+pub async fn stream_prefill(
+    engine: &dyn Engine,
+    key: TenantKey,
+    order: KvOrder,
+    mut sink: Box<dyn PieceSink>,
+) -> Result<PrefillReport, EngineError> {
+    let too_long = |_| EngineError::BadJob("the prompt is too long".to_owned());
+    let tokens = u32::try_from(order.tokens.len()).map_err(too_long)?;
+    let layout = engine.describe().layout.as_ref().clone();
+    sink.manifest(KvManifest { layout, tokens, held: order.held });
+    let cancel = Cancel::new();
+    let _stop = cancel.on_drop();
+    let (request, tokens, held) = (order.request, order.tokens, order.held);
+    let job = PrefillJob { request, key, tokens, held, cancel: cancel.clone() };
+    let (pieces_in, pieces_out) = mpsc::unbounded_channel();
+    let (report, ()) = tokio::join!(engine.prefill(job, pieces_in), forward(pieces_out, sink, cancel));
+    report
 }
 
 /// Passes pieces on as they are computed; cancels the job when the receiver is gone.

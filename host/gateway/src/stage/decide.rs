@@ -37,7 +37,7 @@ impl Journey {
     fn decide_once(&mut self, held: &[u32], seed: u64) -> Decision {
         let facts = self.facts(seed);
         let layout = &self.model().description.layout;
-        let kv = KvSize { fixed: layout.fixed_bytes(), per_token: layout.bytes_per_token() };
+        let kv = KvSize::from(layout.as_ref());
         let input = DecideInput { request: &facts, fleet: &self.fleet, kv, held, policies: &self.policies };
         let (decision, record) = decide(&input, self.site.parts.clock.as_ref());
         self.note_decision(record);

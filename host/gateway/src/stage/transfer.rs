@@ -1,17 +1,10 @@
 //! transfer: prefill at another site, its KV streaming here while it runs.
 
-use super::journey::{Fault, Journey, Leg, Prefiller};
-use portolan_base::{InstanceName, SiteName};
-use portolan_decide::InstanceIndex;
-use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvPiece, KvSet, PullEvent, PullReport, TransferError};
+use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
+use crate::receive::{Arrival, receive};
+use portolan_base::InstanceName;
+use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet};
 use std::sync::Arc;
-
-/// What arrived.
-struct Arrival {
-    pieces: Vec<KvPiece>,
-    report: PullReport,
-    first_piece_ms: Option<f64>,
-}
 
 impl Journey {
     /// Orders the KV from the prefill site and returns it whole and verified.
@@ -27,20 +20,22 @@ impl Journey {
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let begun = self.elapsed_ms();
         let order = self.order(leg, tokens, held.tokens)?;
-        let arrival = self.receive(peer, order, leg.route.prefill).await;
+        let parts = &self.site.parts;
+        let arrival = receive(parts.transport.as_ref(), peer, order, &layout, parts.clock.as_ref()).await;
         let ended = self.elapsed_ms();
-        let Arrival { mut pieces, report, first_piece_ms } = match arrival {
+        let Arrival { mut pieces, report, first_piece } = match arrival {
             Ok(arrival) => arrival,
-            Err(fault) => {
+            Err(error) => {
                 self.note_stage_between("transfer", begun, ended);
-                return Err(fault);
+                return Err(Fault::Transfer { instance: leg.route.prefill, error });
             }
         };
         // The prefill ran from the order's arrival, half a round trip after it was sent; the transfer from its first
         // piece. The two overlap, and the record shows by how much.
         let worked_ms = (report.prefill.queue_us + report.prefill.compute_us) as f64 / 1000.0;
         self.note_stage_between("prefill", begun, (begun + worked_ms).min(ended));
-        self.note_stage_between("transfer", first_piece_ms.unwrap_or(ended), ended);
+        let first_ms = first_piece.map_or(ended, |at| millis_between(self.request.at, at));
+        self.note_stage_between("transfer", first_ms, ended);
         self.site.parts.fleet.outcome(leg.route.prefill, InstanceOutcome::Served);
         self.record.kv.bytes_moved += report.bytes.0;
         self.record.kv.chunks_resent += report.chunks_resent;
@@ -63,35 +58,5 @@ impl Journey {
             tokens,
             held,
         })
-    }
-
-    async fn receive(&self, peer: &SiteName, order: KvOrder, instance: InstanceIndex) -> Result<Arrival, Fault> {
-        let fault = |error| Fault::Transfer { instance, error };
-        let held = order.held;
-        let tokens = u32::try_from(order.tokens.len()).unwrap_or(u32::MAX);
-        let layout = &self.model().description.layout;
-        let mut pull = self.site.parts.transport.pull(peer, order).await.map_err(fault)?;
-        let mut pieces = Vec::new();
-        let mut first_piece_ms = None;
-        while let Some(event) = pull.events.recv().await {
-            match event.map_err(fault)? {
-                PullEvent::Manifest(manifest) => {
-                    let fits = manifest.layout == **layout && manifest.tokens == tokens && manifest.held == held;
-                    if !fits {
-                        let detail = format!(
-                            "the manifest announces {} tokens of {} version {} beyond {} held",
-                            manifest.tokens, manifest.layout.model, manifest.layout.model_version, manifest.held
-                        );
-                        return Err(fault(TransferError::Protocol { peer: peer.clone(), detail }));
-                    }
-                }
-                PullEvent::Piece(piece) => {
-                    first_piece_ms.get_or_insert_with(|| self.elapsed_ms());
-                    pieces.push(piece);
-                }
-                PullEvent::Done(report) => return Ok(Arrival { pieces, report, first_piece_ms }),
-            }
-        }
-        Err(fault(TransferError::LinkDown { peer: peer.clone(), detail: "the transfer ended early".to_owned() }))
     }
 }

@@ -1,0 +1,211 @@
+//! accept: parses, narrows and tokenises a request of an authenticated caller. Everything a client can get wrong is
+//! found here, before anything is held for it.
+
+mod fields;
+mod generation;
+mod headers;
+mod hints;
+mod messages;
+mod narrow;
+mod prompt;
+mod refused;
+
+use crate::accepted::Accepted;
+use crate::error::{ErrorKind, RequestError};
+use crate::site::{ServedModel, Site};
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use fields::Fields;
+use generation::Generation;
+use hints::Hints;
+use portolan_base::{ModelName, Moment, RequestId};
+use portolan_ports::{Principal, TenantRecord};
+use prompt::Prompts;
+use std::sync::Arc;
+
+/// Bodies above this are accepted off the serving threads: tokenising runs at some 5 MB/s, so that 32 KiB hold a
+/// thread for about 6 ms, the length of one decode step.
+pub const LONG_BODY_BYTES: usize = 32 << 10;
+
+/// Most answers one request may ask for, over all its prompts: an eighth of the default limit on requests in flight.
+const ANSWERS_MAX: usize = 64;
+
+/// Which of the two inference doors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+}
+
+impl Endpoint {
+    /// Tokens generated when the client names no bound: OpenAI's 16 for completions; enough for a paragraph in a chat.
+    const fn default_max_tokens(self) -> u32 {
+        match self {
+            Self::Chat => 256,
+            Self::Completion => 16,
+        }
+    }
+}
+
+/// How the answer is delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// In one piece.
+    Whole,
+    /// As server-sent events.
+    Stream,
+    /// As server-sent events, the token counts last.
+    StreamWithUsage,
+}
+
+/// What shape of answer the client wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerOptions {
+    /// Decides the shape.
+    pub endpoint: Endpoint,
+    /// Answers to each prompt, at least 1.
+    pub choices: u32,
+    /// How it is delivered.
+    pub delivery: Delivery,
+    /// Whether token ids are sent beside the text.
+    pub return_token_ids: bool,
+}
+
+/// A request as it came through the door.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Which door.
+    pub endpoint: Endpoint,
+    /// Whose key it was.
+    pub principal: Principal,
+    /// The HTTP headers.
+    pub headers: HeaderMap,
+    /// The HTTP body.
+    pub body: Bytes,
+    /// The id it gets when the client names none.
+    pub id: RequestId,
+    /// When it arrived.
+    pub at: Moment,
+}
+
+/// What a client asked for in one HTTP request.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The id of the whole.
+    pub id: RequestId,
+    /// One request for each prompt and choice: that of choice `c` of prompt `p` is at `p * choices + c`. Not empty.
+    pub requests: Vec<Accepted>,
+    /// The shape of the answer.
+    pub options: AnswerOptions,
+}
+
+/// Accepts a request, or says what is wrong with it.
+///
+/// Works for as long as parsing and tokenising take: above [`LONG_BODY_BYTES`], call it off the serving threads.
+pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
+    let _span = tracing::info_span!("accept", request = %call.id).entered();
+    let mut fields = Fields::parse(&call.body)?;
+    let hints = Hints::take(&mut fields, &call.headers)?;
+    let tenant = narrow::tenant(site, &call.principal, &hints)?;
+    let tenant = narrow::narrow(tenant, &site.parts.fleet.names(), &hints)?;
+    let (name, model) = served(site, &mut fields)?;
+    refused::check(&mut fields)?;
+    let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
+    let prompts = Prompts::take(&mut fields, call.endpoint)?.tokenise(model)?;
+    let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
+    let draft = Draft { id, at: call.at, tenant, model: name, hints, generation };
+    let requests = draft.requests(&prompts, model.description.context_tokens.0)?;
+    refuse_taken_ids(site, &requests)?;
+    Ok(Order { id: draft.id, requests, options: draft.generation.options })
+}
+
+fn served<'s>(site: &'s Site, fields: &mut Fields<'_>) -> Result<(ModelName, &'s ServedModel), RequestError> {
+    let asked = fields.text("model", hints::TEXT_MAX_BYTES)?;
+    let models = &site.parts.models;
+    let known = || models.keys().map(ModelName::as_str).collect::<Vec<_>>().join(", ");
+    let Some(asked) = asked else {
+        return Err(RequestError::bad_field("model", format!("model is missing; use one of {}", known())));
+    };
+    models.iter().find(|(name, _)| name.as_str() == asked).map(|(name, model)| (name.clone(), model)).ok_or_else(|| {
+        let message = format!("The model `{asked}` does not exist. Available models: {}.", known());
+        RequestError { param: Some("model".to_owned()), ..RequestError::new(ErrorKind::NotFound, message) }
+            .with_code("model_not_found")
+    })
+}
+
+/// A record is kept by its request's id: one tenant must not overwrite another's by naming the same id.
+fn refuse_taken_ids(site: &Site, requests: &[Accepted]) -> Result<(), RequestError> {
+    let taken = |r: &&Accepted| site.records.get(&r.id).is_some_and(|record| record.tenant != r.tenant.name);
+    match requests.iter().find(taken) {
+        None => Ok(()),
+        Some(_) => Err(RequestError::bad_field("request_id", "request_id is in use; choose another")),
+    }
+}
+
+/// Everything the requests of one order have in common.
+struct Draft {
+    id: RequestId,
+    at: Moment,
+    tenant: TenantRecord,
+    model: ModelName,
+    hints: Hints,
+    generation: Generation,
+}
+
+impl Draft {
+    fn requests(&self, prompts: &[Arc<[u32]>], context: u32) -> Result<Vec<Accepted>, RequestError> {
+        let choices = self.generation.options.choices;
+        let answers = prompts.len() * choices as usize;
+        if answers > ANSWERS_MAX {
+            let message = format!("{} prompts × {choices} choices are {answers} answers, at most {ANSWERS_MAX} are given at once", prompts.len());
+            return Err(RequestError::bad_field("n", message));
+        }
+        let mut requests = Vec::with_capacity(answers);
+        for prompt in prompts {
+            let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+            let max_tokens = self.generation.limit.resolve(length, context)?;
+            for choice in 0..choices {
+                let id = self.id_of(requests.len(), answers)?;
+                requests.push(self.request(id, prompt, max_tokens, choice));
+            }
+        }
+        Ok(requests)
+    }
+
+    fn id_of(&self, position: usize, answers: usize) -> Result<RequestId, RequestError> {
+        if answers == 1 {
+            return Ok(self.id.clone());
+        }
+        RequestId::from_client(&format!("{}-{}", self.id, position + 1)).ok_or_else(|| {
+            let message = "request_id is too long for a request of several answers, each of which adds a number to it";
+            RequestError::bad_field("request_id", message)
+        })
+    }
+
+    fn request(&self, id: RequestId, prompt: &Arc<[u32]>, max_tokens: u32, choice: u32) -> Accepted {
+        let mut sampling = self.generation.sampling;
+        // Choices of one prompt differ, and the same seed gives the same choices again.
+        sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+        Accepted {
+            id,
+            trace_id: self.hints.trace_id.clone(),
+            at: self.at,
+            tenant: self.tenant.clone(),
+            model: self.model.clone(),
+            prompt: Arc::clone(prompt),
+            max_tokens,
+            sampling,
+            stop: self.generation.stop.clone(),
+            ignore_eos: self.generation.ignore_eos,
+            session: self.hints.session.clone(),
+            kind: self.hints.kind,
+            prefill_mode: self.hints.prefill_mode,
+            priority: self.hints.priority,
+            ttft_slo_ms: self.hints.ttft_slo_ms,
+            labels: self.hints.labels.clone(),
+            dependencies: self.hints.dependencies.clone(),
+        }
+    }
+}
