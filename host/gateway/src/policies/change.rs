@@ -109,7 +109,7 @@ impl PolicyDesk {
         })?)
     }
 
-    fn bind(
+    pub(super) fn bind(
         &self,
         slot: &PolicySlot,
         (name, sha256, config): (&str, &str, &str),

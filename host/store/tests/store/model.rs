@@ -1,0 +1,116 @@
+//! Any sequence of calls leaves the store as it leaves the fake in memory, across restarts.
+
+use crate::harness::{Dice, binding, tenant, version};
+use portolan_base::{Moment, TenantName};
+use portolan_policy::QuestionKind;
+use portolan_ports::{KeyRecord, MemoryStore, PolicyStore, Principal, Scope, StoreError, VersionRecord};
+use portolan_store::SledStore;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put { scope: u8, question: u8, component: u8 },
+    Bind { scope: u8, question: u8, component: u8 },
+    Unbind { scope: u8, question: u8 },
+    Tenant { name: u8, jurisdiction: u8 },
+    Key { key: u8, tenant: u8 },
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let slot = (0..3_u8, 0..2_u8);
+    let step = prop_oneof![
+        4 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Put { scope, question, component }),
+        4 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Bind { scope, question, component }),
+        2 => slot.prop_map(|(scope, question)| Step::Unbind { scope, question }),
+        1 => (0..3_u8, 0..3_u8).prop_map(|(name, jurisdiction)| Step::Tenant { name, jurisdiction }),
+        1 => (0..3_u8, 0..3_u8).prop_map(|(key, tenant)| Step::Key { key, tenant }),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..24)
+}
+
+fn scope(n: u8) -> Scope {
+    match n {
+        0 => Scope::Platform,
+        n => Scope::Tenant(TenantName::new(&format!("t{n}")).unwrap()),
+    }
+}
+
+fn question(n: u8) -> QuestionKind {
+    QuestionKind::ALL[usize::from(n)]
+}
+
+fn record(scope_number: u8, question_number: u8, component: u8) -> VersionRecord {
+    let new = version(scope(scope_number), question(question_number), &format!("c{component}"), 0);
+    MemoryStore::new().put_version(new).unwrap()
+}
+
+/// What came of a step, in a form that two stores can be compared by.
+fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String> {
+    let shown = |e: StoreError| e.to_string();
+    match *step {
+        Step::Put { scope: s, question: q, component } => {
+            let new = version(scope(s), question(q), &format!("c{component}"), at);
+            store.put_version(new).map(|record| format!("{record:?}")).map_err(shown)
+        }
+        Step::Bind { scope, question, component } => {
+            let wanted = binding(&record(scope, question, component), at);
+            store.bind(wanted).map(|binding| format!("{binding:?}")).map_err(shown)
+        }
+        Step::Unbind { scope: s, question: q } => {
+            store.unbind(&scope(s), question(q), "op", "", Moment(at)).map(|()| String::new()).map_err(shown)
+        }
+        Step::Tenant { name, jurisdiction } => {
+            let record = tenant(&format!("t{name}"), &format!("j{jurisdiction}"));
+            store.put_tenant(record, "op", Moment(at)).map(|()| String::new()).map_err(shown)
+        }
+        Step::Key { key, tenant } => {
+            let principal = Principal::Tenant(TenantName::new(&format!("t{tenant}")).unwrap());
+            let record = KeyRecord { principal, label: format!("k{key}") };
+            store.put_key(&format!("sk-{key}"), record, "op", Moment(at)).map(|()| String::new()).map_err(shown)
+        }
+        Step::Restart => Ok(String::new()),
+    }
+}
+
+/// Everything a store can be asked.
+fn everything(store: &dyn PolicyStore) -> Vec<String> {
+    let mut seen = vec![
+        format!("{:?}", store.bindings()),
+        format!("{:?}", store.tenants()),
+        format!("{:?}", store.audit(usize::MAX)),
+    ];
+    for n in 0..3 {
+        seen.push(format!("{:?}", store.authenticate(&format!("sk-{n}"))));
+        seen.push(format!("{:?}", store.tenant(&TenantName::new(&format!("t{n}")).unwrap())));
+        for q in 0..2 {
+            let versions = store.versions(&scope(n), question(q)).unwrap();
+            for version in &versions {
+                seen.push(format!("{:?} {:?}", store.component(&version.sha256), store.compiled(&version.sha256)));
+            }
+            seen.push(format!("{versions:?} {:?}", store.history(&scope(n), question(q))));
+        }
+    }
+    seen
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_calls_leave_the_store_as_they_leave_its_model(steps in steps()) {
+        let folder = tempfile::tempdir().unwrap();
+        let model = MemoryStore::new();
+        let mut store = SledStore::open(folder.path(), &Dice::seeded(1)).unwrap();
+        for (at, step) in (1..).zip(steps.iter().chain([&Step::Restart])) {
+            prop_assert_eq!(take(&store, step, at), take(&model, step, at), "{:?}", step);
+            if matches!(step, Step::Restart) {
+                drop(store);
+                store = SledStore::open(folder.path(), &Dice::seeded(1)).unwrap();
+                prop_assert_eq!(everything(&store), everything(&model));
+            }
+        }
+    }
+}
