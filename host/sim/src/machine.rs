@@ -18,7 +18,7 @@ pub(crate) struct Job {
     pub(crate) request: usize,
     /// The route it takes.
     pub(crate) route: Route,
-    /// Tokens it was expected to compute when it was queued.
+    /// Tokens it was expected to compute when it was decided.
     pub(crate) expected_tokens: u32,
 }
 
@@ -30,8 +30,11 @@ pub(crate) struct Machine {
     pub(crate) queue: VecDeque<Job>,
     /// What is being prefilled, if anything: the lease on the cached part, and how long it takes.
     pub(crate) prefilling: Option<(Held, Duration)>,
-    /// Uncached tokens, as expected when they were queued, of the queue and the running prefill.
-    pub(crate) queued_tokens: u64,
+    /// Requests decided for prefill here and not prefilled yet: also those still on their way, since a router counts
+    /// what it has in flight. Without them a burst would all go to the same instance.
+    pub(crate) assigned_requests: u32,
+    /// Tokens those were expected to compute.
+    pub(crate) assigned_tokens: u64,
     pub(crate) waiting: VecDeque<Job>,
     pub(crate) decoding: u32,
     pub(crate) busy: Busy,
@@ -48,7 +51,8 @@ impl Machine {
             pool: PrefixPool::new(Bytes(blocks * block(0, None).size().0), false),
             queue: VecDeque::new(),
             prefilling: None,
-            queued_tokens: 0,
+            assigned_requests: 0,
+            assigned_tokens: 0,
             waiting: VecDeque::new(),
             decoding: 0,
             busy: Busy::default(),
@@ -88,7 +92,6 @@ impl Machine {
 
     /// What decisions see of it.
     pub(crate) fn view(&mut self, now: portolan_base::Moment) -> InstanceView {
-        let in_prefill = self.queue.len() + usize::from(self.prefilling.is_some());
         let sequences = self.decoding + count(self.waiting.len());
         let share =
             |part: u64, whole: u64| Permille((part * 1000).checked_div(whole).unwrap_or(0).min(1000) as u32);
@@ -98,8 +101,8 @@ impl Machine {
             model: 0,
             role: self.config.role,
             ready: true,
-            prefill_queued_requests: count(in_prefill),
-            prefill_queued_tokens: u32::try_from(self.queued_tokens).unwrap_or(u32::MAX),
+            prefill_queued_requests: self.assigned_requests,
+            prefill_queued_tokens: u32::try_from(self.assigned_tokens).unwrap_or(u32::MAX),
             decode_running: sequences,
             decode_slots: self.config.decode_slots,
             kv_used: share(self.pool.used().0, self.pool.budget().0),

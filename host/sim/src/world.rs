@@ -52,6 +52,7 @@ impl Clock for VirtualClock {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Event {
     Arrives { request: usize, deferrals: u32 },
     Queues(Job),
@@ -153,6 +154,9 @@ impl<'a> World<'a> {
                     route,
                     expected_tokens: facts.prompt_tokens - cached,
                 };
+                let machine = self.machine(route.prefill);
+                machine.assigned_requests += 1;
+                machine.assigned_tokens += u64::from(job.expected_tokens);
                 self.at(now + self.half_round_trip(route), Event::Queues(job));
             }
             Decision::Defer(ms) if deferrals < MAX_DEFERRALS => {
@@ -176,9 +180,7 @@ impl<'a> World<'a> {
     }
 
     fn queue(&mut self, job: Job) {
-        let machine = self.machine(job.route.prefill);
-        machine.queued_tokens += u64::from(job.expected_tokens);
-        machine.queue.push_back(job);
+        self.machine(job.route.prefill).queue.push_back(job);
         self.start_prefill(job.route.prefill);
     }
 
@@ -208,7 +210,8 @@ impl<'a> World<'a> {
         let blocks = &self.traffic[job.request].blocks;
         let machine = &mut self.machines[job.route.prefill.0 as usize];
         let time = machine.prefilling.take().map_or(Duration::ZERO, |(_, time)| time);
-        machine.queued_tokens -= u64::from(job.expected_tokens);
+        machine.assigned_requests -= 1;
+        machine.assigned_tokens -= u64::from(job.expected_tokens);
         machine.keep(blocks, &mut self.index);
         self.transfer(job, time);
         self.start_prefill(job.route.prefill);
