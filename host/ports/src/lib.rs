@@ -3,21 +3,27 @@
 
 pub mod bus;
 pub mod engine;
+pub mod engine_fake;
 pub mod fleet;
+pub mod fleet_fake;
 pub mod kvset;
 pub mod loader;
 pub mod loader_fake;
 pub mod store;
 pub mod store_fake;
 pub mod text;
+pub mod text_fake;
 pub mod transport;
+pub mod transport_fake;
 
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixChange};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
     KvEvent, PrefillJob, PrefillReport, Role, Sampling,
 };
+pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Fleet, InstanceOutcome};
+pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
 pub use loader_fake::FakeLoader;
@@ -27,9 +33,11 @@ pub use store::{
 };
 pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};
+pub use text_fake::{FAKE_END, FAKE_VOCABULARY, FakeText};
 pub use transport::{
     KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport, TransferError, Transport,
 };
+pub use transport_fake::NoLinks;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
