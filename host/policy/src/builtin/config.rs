@@ -1,5 +1,7 @@
 //! A binding's text as a policy's configuration.
 
+mod json;
+
 use serde::de::DeserializeOwned;
 
 /// A configuration that a policy cannot work with.
@@ -26,16 +28,12 @@ impl ConfigError {
     }
 }
 
-/// Reads a binding's JSON text; an empty one means the defaults.
+/// Reads a binding's JSON text; an empty one means the defaults. Numbers are whole and not negative.
 pub fn parse<T: DeserializeOwned + Default>(text: &str) -> Result<T, ConfigError> {
     if text.trim().is_empty() {
         return Ok(T::default());
     }
-    // serde reads a struct from an array as well, by position, where a misplaced number would go unnoticed.
-    if !text.trim_start().starts_with('{') {
-        return Err(ConfigError::Unreadable("a JSON object is expected, such as {\"key\": 1}".to_owned()));
-    }
-    serde_json::from_str(text).map_err(|error| ConfigError::Unreadable(error.to_string()))
+    json::read(text)
 }
 
 /// The configuration of a policy that has nothing to set: an empty text or an empty object.

@@ -7,7 +7,6 @@ use crate::answer::Directive;
 use crate::names::NameTables;
 use crate::question::{Dependency, Event};
 use serde::Deserialize;
-use std::collections::BTreeSet;
 
 /// What `dependency` can be told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -15,7 +14,7 @@ use std::collections::BTreeSet;
 pub struct DependencyConfig {
     /// Kinds of dependency whose changes leave KV alive. None by default: KV that depends on something stale is wrong
     /// until somebody says that it is not.
-    pub ignore_kinds: BTreeSet<String>,
+    pub ignore_kinds: Vec<String>,
 }
 
 /// As [`VersionRule`], but told which kinds of dependency do not matter, and silent where no block depends on what

@@ -7,7 +7,7 @@ use crate::column::RequestView;
 use crate::names::NameTables;
 use crate::question::Subject;
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// What `jurisdiction` can be told. Names are those of the name tables; an unknown one is an error, since a misspelt
 /// rule would be no rule.
@@ -15,12 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 #[serde(default, deny_unknown_fields)]
 pub struct JurisdictionConfig {
     /// For data of the key's jurisdiction: further jurisdictions whose sites may keep it. None by default.
-    pub allow: BTreeMap<String, BTreeSet<String>>,
+    pub allow: BTreeMap<String, Vec<String>>,
     /// For data of the key's jurisdiction: further jurisdictions whose sites may compute on it but not keep it. None
     /// by default.
-    pub transient: BTreeMap<String, BTreeSet<String>>,
+    pub transient: BTreeMap<String, Vec<String>>,
     /// Sites that may see nothing at all, unrestricted data included. None by default.
-    pub deny_sites: BTreeSet<String>,
+    pub deny_sites: Vec<String>,
 }
 
 /// A site is resident when the data states no restriction or the site lies in the data's own jurisdiction, and denied
@@ -28,10 +28,10 @@ pub struct JurisdictionConfig {
 #[derive(Clone, Debug, Default)]
 pub struct Jurisdiction {
     site_jurisdictions: Vec<u32>,
-    denied_sites: BTreeSet<u32>,
+    denied_sites: Vec<u32>,
     /// Pairs of data jurisdiction and site jurisdiction.
-    resident: BTreeSet<(u32, u32)>,
-    transient: BTreeSet<(u32, u32)>,
+    resident: Vec<(u32, u32)>,
+    transient: Vec<(u32, u32)>,
 }
 
 /// The index of "no restriction stated".
@@ -41,7 +41,7 @@ impl Jurisdiction {
     /// With this configuration.
     pub fn new(config: &JurisdictionConfig, names: &NameTables) -> Result<Self, ConfigError> {
         let denied = config.deny_sites.iter().map(|name| {
-            names.site(name).ok_or_else(|| ConfigError::invalid("deny_sites", format!("there is no site {name:?}")))
+            names.site(name).ok_or_else(|| ConfigError::invalid("deny_sites", format!("there is no site \"{name}\"")))
         });
         Ok(Self {
             site_jurisdictions: names.sites.iter().map(|site| site.jurisdiction).collect(),
@@ -77,17 +77,17 @@ impl Residency for Jurisdiction {
 
 fn pairs(
     field: &'static str,
-    rules: &BTreeMap<String, BTreeSet<String>>,
+    rules: &BTreeMap<String, Vec<String>>,
     names: &NameTables,
-) -> Result<BTreeSet<(u32, u32)>, ConfigError> {
+) -> Result<Vec<(u32, u32)>, ConfigError> {
     let index = |name: &str| {
-        let unknown = || ConfigError::invalid(field, format!("there is no jurisdiction {name:?}"));
+        let unknown = || ConfigError::invalid(field, format!("there is no jurisdiction \"{name}\""));
         names.jurisdiction(name).ok_or_else(unknown)
     };
-    let mut pairs = BTreeSet::new();
+    let mut pairs = Vec::new();
     for (data, sites) in rules {
         for site in sites {
-            pairs.insert((index(data)?, index(site)?));
+            pairs.push((index(data)?, index(site)?));
         }
     }
     Ok(pairs)

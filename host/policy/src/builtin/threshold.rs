@@ -14,7 +14,6 @@ use crate::answer::RoutingDecision;
 use crate::column::RequestView;
 use crate::names::NameTables;
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
 
 /// What `threshold` can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -114,12 +113,15 @@ impl Routing for Threshold {
 
 /// The remote site with the most prefill instances among the candidates, if one has more than every other.
 fn largest_remote_pool(candidates: Candidates<'_>) -> Option<u32> {
-    let mut pools = BTreeMap::<u32, BTreeSet<u32>>::new();
-    for candidate in candidates.iter().filter(|c| !c.route.is_local()) {
-        pools.entry(candidate.route.prefill_site()).or_default().insert(candidate.route.prefill_instance());
+    let mut instances = Vec::new();
+    for route in candidates.iter().map(|c| c.route).filter(|route| !route.is_local()) {
+        let instance = (route.prefill_site(), route.prefill_instance());
+        if !instances.contains(&instance) {
+            instances.push(instance);
+        }
     }
-    let most = pools.values().map(BTreeSet::len).max()?;
-    let mut largest = pools.iter().filter(|(_, instances)| instances.len() == most);
-    let (site, _) = largest.next()?;
-    largest.next().is_none().then_some(*site)
+    let size = |site: u32| instances.iter().filter(|(s, _)| *s == site).count();
+    let (largest, _) = *instances.iter().max_by_key(|(site, _)| size(*site))?;
+    let rivalled = instances.iter().any(|(site, _)| *site != largest && size(*site) == size(largest));
+    (!rivalled).then_some(largest)
 }

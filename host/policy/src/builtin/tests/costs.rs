@@ -86,7 +86,7 @@ fn configurations_out_of_range_are_refused() {
         ("ttft", r#"{"overlap_permille": 1001}"#, "overlap_permille"),
         ("price-aware", r#"{"within_slo_permille": 1001}"#, "within_slo_permille"),
         ("price-aware", r#"{"second_is_worth_micros": 0}"#, "nonzero"),
-        ("latency-aware", r#"{"rtt_weight_permille": -1}"#, "-1"),
+        ("latency-aware", r#"{"rtt_weight_permille": -1}"#, "whole number"),
         ("latency-aware", r#"{"rtt": 1}"#, "rtt"),
     ] {
         let error = policy(QuestionKind::Cost, name, config, &four_sites()).err().unwrap();
