@@ -1,0 +1,150 @@
+//! The command line's own HTTP client.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::time::Duration;
+
+/// Longest a call may take altogether. Compiling an upload is the slowest thing asked.
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Largest answer read.
+const ANSWER_MAX_BYTES: u64 = 64 << 20;
+
+/// Reaches one host with one key.
+#[derive(Clone, Debug)]
+pub struct Client {
+    agent: ureq::Agent,
+    server: String,
+    key: String,
+}
+
+/// Why a call gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The host cannot be reached.
+    #[error("{server} cannot be reached: {detail}; is the host running? (`portolan serve` or `portolan demo`)")]
+    Unreachable {
+        /// The address.
+        server: String,
+        /// Why.
+        detail: String,
+    },
+    /// The host said no.
+    #[error("{message} (HTTP {status})")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The host's own words.
+        message: String,
+        /// The whole body.
+        body: Value,
+    },
+    /// The answer is not what was expected.
+    #[error("the answer of {server} cannot be read: {detail}")]
+    BadAnswer {
+        /// The address.
+        server: String,
+        /// Why.
+        detail: String,
+    },
+}
+
+/// An answer in full.
+#[derive(Debug)]
+pub struct Reply {
+    /// The request's id, from the response header.
+    pub request_id: Option<String>,
+    /// The body.
+    pub body: Value,
+}
+
+impl Client {
+    /// A client of the host at `server`, showing `key`.
+    pub fn new(server: &str, key: &str) -> Self {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(CALL_TIMEOUT))
+            .http_status_as_error(false)
+            .build();
+        Self { agent: config.new_agent(), server: server.trim_end_matches('/').to_owned(), key: key.to_owned() }
+    }
+
+    /// GET.
+    pub fn get(&self, path: &str) -> Result<Reply, ClientError> {
+        let call = self.agent.get(self.url(path)).header("authorization", self.bearer()).call();
+        self.whole(call)
+    }
+
+    /// POST of a JSON document.
+    pub fn post(&self, path: &str, body: &Value) -> Result<Reply, ClientError> {
+        let call = self.agent.post(self.url(path)).header("authorization", self.bearer()).send_json(body);
+        self.whole(call)
+    }
+
+    /// PUT of bytes.
+    pub fn put(&self, path: &str, query: &[(&str, &str)], bytes: &[u8]) -> Result<Reply, ClientError> {
+        let request = self.agent.put(self.url(path)).header("authorization", self.bearer());
+        let request = request.query_pairs(query.iter().copied()).content_type("application/wasm");
+        self.whole(request.send(bytes))
+    }
+
+    /// POST whose answer is a stream of server-sent events; each `data:` value goes to `on_data` until it says stop
+    /// by returning false. Returns the request's id.
+    pub fn stream(
+        &self,
+        path: &str,
+        body: &Value,
+        on_data: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Option<String>, ClientError> {
+        let call = self.agent.post(self.url(path)).header("authorization", self.bearer()).send_json(body);
+        let response = call.map_err(|e| self.unreachable(&e))?;
+        if !response.status().is_success() {
+            return self.whole(Ok(response)).map(|reply| reply.request_id);
+        }
+        let request_id = id_of(&response);
+        let lines = BufReader::new(response.into_body().into_reader()).lines();
+        for line in lines {
+            let line = line.map_err(|e| self.bad_answer(&e))?;
+            if let Some(data) = line.strip_prefix("data:")
+                && !on_data(data.trim_start())
+            {
+                break;
+            }
+        }
+        Ok(request_id)
+    }
+
+    fn whole(&self, call: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, ClientError> {
+        let response = call.map_err(|e| self.unreachable(&e))?;
+        let (status, request_id) = (response.status(), id_of(&response));
+        let mut text = String::new();
+        let mut reader = response.into_body().into_reader().take(ANSWER_MAX_BYTES);
+        reader.read_to_string(&mut text).map_err(|e| self.bad_answer(&e))?;
+        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        if status.is_success() {
+            return Ok(Reply { request_id, body });
+        }
+        let message = body.pointer("/error/message").and_then(Value::as_str).unwrap_or("the host gave no reason");
+        Err(ClientError::Refused { status: status.as_u16(), message: message.to_owned(), body })
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.server)
+    }
+
+    fn bearer(&self) -> String {
+        format!("Bearer {}", self.key)
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> ClientError {
+        ClientError::Unreachable { server: self.server.clone(), detail: error.to_string() }
+    }
+
+    fn bad_answer(&self, error: &std::io::Error) -> ClientError {
+        ClientError::BadAnswer { server: self.server.clone(), detail: error.to_string() }
+    }
+}
+
+fn id_of(response: &ureq::http::Response<ureq::Body>) -> Option<String> {
+    let id = response.headers().get("x-portolan-request-id")?;
+    id.to_str().ok().map(str::to_owned)
+}

@@ -1,0 +1,208 @@
+//! What can be typed, and who does it.
+
+mod demo;
+mod generate;
+mod logging;
+mod output;
+mod policy;
+mod request;
+mod serve;
+
+use clap::{Args, Parser, Subcommand};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub use output::Failure;
+
+/// The programmable data and control plane for LLM inference across datacenters.
+#[derive(Debug, Parser)]
+#[command(name = "portolan", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// Print JSON instead of text for people.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the sites of a configuration file.
+    Serve {
+        /// The configuration file (YAML).
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Run two sites and show what Portolan does, step by step.
+    Demo(DemoArgs),
+    /// Check, upload and activate policies.
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// Look at requests that were served.
+    #[command(subcommand)]
+    Request(RequestCommand),
+    /// Run the native engine without a server.
+    #[command(subcommand)]
+    Engine(EngineCommand),
+}
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Exit after the tour; non-zero if anything in it was not as told.
+    #[arg(long)]
+    pub once: bool,
+    /// Where the first site listens.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDR")]
+    pub listen: SocketAddr,
+    /// The demo model.
+    #[arg(long, env = "PORTOLAN_DEMO_MODEL", default_value = ".models/SmolLM2-135M-Instruct.Q4_1.gguf", value_name = "FILE")]
+    pub model: PathBuf,
+    /// Folder of the shipped policy components.
+    #[arg(long, env = "PORTOLAN_PLUGINS", default_value = "plugins/dist", value_name = "DIR")]
+    pub plugins: PathBuf,
+}
+
+/// How to reach a running host.
+#[derive(Clone, Debug, Args)]
+pub struct ServerArgs {
+    /// Address of a site.
+    #[arg(long, env = "PORTOLAN_SERVER", default_value = "http://127.0.0.1:8080", value_name = "URL")]
+    pub server: String,
+    /// Key to show.
+    #[arg(long, env = "PORTOLAN_KEY", default_value = "", hide_env_values = true, hide_default_value = true)]
+    pub key: String,
+}
+
+/// `policy` commands.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Say whether a component can be used, without a server.
+    Check {
+        /// The component.
+        file: PathBuf,
+        /// The question it is to answer; told from the component when left out.
+        #[arg(long)]
+        question: Option<portolan_policy::QuestionKind>,
+    },
+    /// Upload a component and make it active.
+    Push {
+        /// The component.
+        file: PathBuf,
+        #[command(flatten)]
+        slot: SlotArgs,
+        /// Its name; the file's name when left out.
+        #[arg(long)]
+        name: Option<String>,
+        /// Text for its `configure`, JSON by convention.
+        #[arg(long, default_value = "")]
+        config: String,
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// Keep it without making it active.
+        #[arg(long)]
+        inactive: bool,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// List stored versions and what is active.
+    List {
+        /// Whose; `_platform` for the platform's.
+        #[arg(long)]
+        tenant: String,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Make a stored version active.
+    Activate {
+        #[command(flatten)]
+        slot: SlotArgs,
+        /// SHA-256 of the version, or its unique beginning.
+        version: String,
+        /// Text for its `configure`; that of its last binding when left out.
+        #[arg(long)]
+        config: Option<String>,
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+}
+
+/// Whose answer to which question.
+#[derive(Clone, Debug, Args)]
+pub struct SlotArgs {
+    /// Whose; `_platform` for the platform's.
+    #[arg(long)]
+    pub tenant: String,
+    /// residency, cost, routing or invalidation.
+    #[arg(long)]
+    pub question: portolan_policy::QuestionKind,
+}
+
+/// `request` commands.
+#[derive(Debug, Subcommand)]
+pub enum RequestCommand {
+    /// Say why a request went where it went.
+    Show {
+        /// The request's id.
+        id: String,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+}
+
+/// `engine` commands.
+#[derive(Debug, Subcommand)]
+pub enum EngineCommand {
+    /// Generate greedily.
+    Generate(GenerateArgs),
+}
+
+/// Options of `engine generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// A Hugging Face folder or a `.gguf` file.
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// The prompt as text.
+    #[arg(long, required_unless_present = "token_ids", conflicts_with = "token_ids")]
+    pub prompt: Option<String>,
+    /// The prompt as token ids.
+    #[arg(long, value_delimiter = ',', value_name = "1,2,3")]
+    pub token_ids: Option<Vec<u32>>,
+    /// Most tokens to generate.
+    #[arg(long, default_value_t = 64)]
+    pub max_tokens: u32,
+    /// Prefill in one engine instance and decode in another, joined by the transport.
+    #[arg(long)]
+    pub split: bool,
+    /// Print the logits of the last prompt position.
+    #[arg(long)]
+    pub logits: bool,
+}
+
+/// Does what was typed.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    let json = cli.json;
+    match cli.command {
+        Command::Serve { config } => serve::run(&config, json),
+        Command::Demo(args) => demo::run(&args),
+        Command::Policy(command) => policy::run(command, json),
+        Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
+        Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
+    }
+}
+
+impl Failure {
+    /// Prints the failure and gives the exit status.
+    pub fn report(&self) -> ExitCode {
+        self.print();
+        ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,53 @@
+//! What commands print, and how they fail.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is where the command line speaks")]
+
+use serde::Serialize;
+use std::fmt::Display;
+
+/// A command that did not do what was asked: one sentence, already for people.
+#[derive(Debug)]
+pub struct Failure {
+    message: Option<String>,
+    json: bool,
+}
+
+impl Failure {
+    /// Says what was wrong and what to do.
+    pub fn new(message: impl Display) -> Self {
+        Self { message: Some(message.to_string()), json: false }
+    }
+
+    /// The command has said what was wrong already.
+    pub(super) fn silent() -> Self {
+        Self { message: None, json: false }
+    }
+
+    /// Prints as JSON when that was asked for.
+    #[must_use]
+    pub fn as_json(mut self, json: bool) -> Self {
+        self.json = json;
+        self
+    }
+
+    pub(super) fn print(&self) {
+        match &self.message {
+            None => {}
+            Some(message) if self.json => {
+                println!("{}", serde_json::json!({ "error": { "message": message } }));
+            }
+            Some(message) => eprintln!("portolan: {message}"),
+        }
+    }
+}
+
+/// Prints a line.
+pub(super) fn line(text: impl Display) {
+    println!("{text}");
+}
+
+/// Prints JSON.
+pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::new(format!("the result is not JSON: {e}")))?;
+    println!("{text}");
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! `portolan policy`: check a component here; push, list and activate on a running host.
+
+use super::output::{Failure, json, line};
+use super::request::short;
+use super::{PolicyCommand, ServerArgs, SlotArgs};
+use crate::client::{Client, ClientError};
+use crate::host::component_loader;
+use crate::system::{OsRandom, SystemClock};
+use portolan_plugin::ArtefactKey;
+use portolan_policy::QuestionKind;
+use portolan_ports::{Finding, PolicyLoader, PolicyReport, Severity};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
+    match command {
+        PolicyCommand::Check { file, question } => check(&file, question, as_json),
+        PolicyCommand::Push { file, slot, name, config, reason, inactive, server } => {
+            let name = name.map_or_else(|| name_of(&file), Ok);
+            let active = if inactive { "false" } else { "true" };
+            let component = read(&file);
+            let pushed = name.and_then(|name| {
+                let query =
+                    [("name", &*name), ("config", &*config), ("reason", &*reason), ("activate", active)];
+                client(&server).put(&path(&slot), &query, &component?).map_err(|e| refused(&e))
+            });
+            finish(pushed, as_json, &said_of_upload)
+        }
+        PolicyCommand::List { tenant, server } => {
+            let listed = client(&server).get(&format!("/v1/portolan/tenants/{tenant}/policies"));
+            finish(listed.map_err(|e| refused(&e)), as_json, &said_of_list)
+        }
+        PolicyCommand::Activate { slot, version, config, reason, server } => {
+            let mut body = serde_json::json!({ "version": version, "reason": reason });
+            if let Some(config) = config {
+                body["config"] = Value::String(config);
+            }
+            let activated = client(&server).post(&format!("{}/activate", path(&slot)), &body);
+            finish(activated.map_err(|e| refused(&e)), as_json, &|body| vec![format!("active: {}", compact(body))])
+        }
+    }
+}
+
+fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(), Failure> {
+    let component = read(file).map_err(|e| e.as_json(as_json))?;
+    let loader = component_loader(ArtefactKey::draw(&OsRandom), Arc::new(SystemClock::start()));
+    let report = loader.map_err(|e| Failure::new(e).as_json(as_json))?.check(question, &component);
+    if as_json {
+        json(&report)?;
+    } else {
+        said_of_report(file, &report).iter().for_each(line);
+    }
+    match report.ok {
+        true => Ok(()),
+        false if as_json => Err(Failure::silent()),
+        false => Err(Failure::new(format!("{} cannot be used", file.display()))),
+    }
+}
+
+fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
+    let question = report.question.map_or("no known question", QuestionKind::as_str);
+    let mut out = vec![format!("{}: {question}, {} bytes, sha256 {}", file.display(), report.bytes, report.sha256)];
+    out.extend(report.findings.iter().flat_map(said_of_finding));
+    if report.ok {
+        out.push("it can be used".to_owned());
+    }
+    out
+}
+
+fn said_of_finding(finding: &Finding) -> [String; 2] {
+    let word = match finding.severity {
+        Severity::Note => "note",
+        Severity::Warning => "warning",
+        Severity::Error => "error",
+    };
+    [format!("  {word} [{}] {}", finding.code, finding.message), format!("    → {}", finding.help)]
+}
+
+fn said_of_upload(body: &Value) -> Vec<String> {
+    let text = |key: &str| body[key].as_str().unwrap_or("?").to_owned();
+    let state = body["generation"].as_u64().map_or("kept, not active".to_owned(), |g| format!("active, generation {g}"));
+    let mut out = vec![format!("{} {} ({})", text("name"), short(&text("version")), state)];
+    let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
+    out.extend(findings.iter().flat_map(said_of_finding));
+    out
+}
+
+fn said_of_list(body: &Value) -> Vec<String> {
+    let mut out = Vec::new();
+    for slot in body["policies"].as_array().into_iter().flatten() {
+        let active = slot["binding"]["sha256"].as_str();
+        out.push(slot["question"].as_str().unwrap_or("?").to_owned());
+        for version in slot["versions"].as_array().into_iter().flatten() {
+            let sha = version["sha256"].as_str().unwrap_or("?");
+            let mark = if Some(sha) == active { "*" } else { " " };
+            let (name, actor) = (version["name"].as_str().unwrap_or("?"), version["actor"].as_str().unwrap_or("?"));
+            out.push(format!("  {mark} {}  {name:<20} by {actor}", short(sha)));
+        }
+    }
+    if out.is_empty() {
+        out.push("nothing is stored; the built-in policies answer".to_owned());
+    }
+    out
+}
+
+fn finish(
+    reply: Result<crate::client::Reply, Failure>,
+    as_json: bool,
+    say: &dyn Fn(&Value) -> Vec<String>,
+) -> Result<(), Failure> {
+    let body = reply.map_err(|e| e.as_json(as_json))?.body;
+    if as_json {
+        return json(&body);
+    }
+    say(&body).iter().for_each(line);
+    Ok(())
+}
+
+fn refused(error: &ClientError) -> Failure {
+    let mut text = error.to_string();
+    if let ClientError::Refused { body, .. } = error {
+        let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
+        for said in findings.iter().flat_map(said_of_finding) {
+            text.push('\n');
+            text.push_str(&said);
+        }
+    }
+    Failure::new(text)
+}
+
+fn client(server: &ServerArgs) -> Client {
+    Client::new(&server.server, &server.key)
+}
+
+fn path(slot: &SlotArgs) -> String {
+    format!("/v1/portolan/tenants/{}/policies/{}", slot.tenant, slot.question)
+}
+
+fn compact(value: &Value) -> String {
+    value.to_string()
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(file).map_err(|e| Failure::new(format!("{}: {e}", file.display())))
+}
+
+fn name_of(file: &Path) -> Result<String, Failure> {
+    let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+    let trouble = |e| Failure::new(format!("{}: {e}; give the policy a name with --name", file.display()));
+    portolan_base::id::check_name(stem).map(|()| stem.to_owned()).map_err(trouble)
+}

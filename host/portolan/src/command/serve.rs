@@ -1,0 +1,34 @@
+//! `portolan serve`: runs the sites of a configuration file until it is told to stop.
+
+use super::logging::{self, LogFormat};
+use super::output::{Failure, line};
+use crate::config::Config;
+use crate::host::Host;
+use std::path::Path;
+use tokio::signal::unix::{SignalKind, signal};
+
+pub(super) fn run(file: &Path, json: bool) -> Result<(), Failure> {
+    let config = Config::read(file).map_err(Failure::new)?;
+    logging::start("info", if json { LogFormat::Json } else { LogFormat::Text });
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
+    runtime.block_on(async {
+        let host = Host::start(config).await.map_err(Failure::new)?;
+        for site in host.sites() {
+            line(format!("{} listens on http://{}", site.name(), site.http()));
+        }
+        stop_signal().await.map_err(Failure::new)?;
+        host.stop().await;
+        Ok(())
+    })
+}
+
+/// Returns when the process is asked to end.
+pub(super) async fn stop_signal() -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

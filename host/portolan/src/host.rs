@@ -1,0 +1,148 @@
+//! The running host: the sites of one configuration, wired together.
+
+mod parts;
+mod site;
+
+pub use parts::{HostError, component_loader};
+pub use site::RunningSite;
+
+use crate::config::{Config, LinkConfig};
+use crate::system::{OsRandom, SystemClock};
+use crate::watch;
+use parts::{Shared, derive_secrets};
+use portolan_base::{Clock, Random, SiteName};
+use portolan_fleet::EmbeddedBus;
+use portolan_gateway::policies::{DeskParts, PolicyDesk};
+use portolan_ports::{PolicyStore, Transport};
+use portolan_store::SledStore;
+use portolan_transport::FaultProxy;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// All sites of this process. Dropping it leaves them running no longer than the runtime; [`Host::stop`] ends them
+/// in order.
+pub struct Host {
+    sites: Vec<RunningSite>,
+    /// Wide-area links that are simulated, by (from, to).
+    proxies: BTreeMap<(SiteName, SiteName), FaultProxy>,
+    config: Config,
+    shared: Shared,
+    _watch: Option<watch::Watch>,
+}
+
+impl Host {
+    /// Starts everything in `config`: store, policies, models, engines, links, gateways.
+    pub async fn start(config: Config) -> Result<Self, HostError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
+        let random: Arc<dyn Random> = Arc::new(OsRandom);
+        let topology = config.topology()?;
+        let store = Arc::new(SledStore::open(&config.data_dir, random.as_ref())?);
+        let secrets = derive_secrets(store.platform_secret());
+        parts::record_tenants(&config, store.as_ref(), clock.as_ref())?;
+        let names = Arc::new(topology.names().clone());
+        let desk = Arc::new(PolicyDesk::new(DeskParts {
+            store: Arc::clone(&store) as Arc<dyn PolicyStore>,
+            loader: Arc::new(component_loader(secrets.artefacts, Arc::clone(&clock))?),
+            names: Arc::new(move || Arc::clone(&names)),
+            clock: Arc::clone(&clock),
+        }));
+        desk.restore().map_err(HostError::Policies)?;
+        let models = parts::load_models(&config).await?;
+        let shared = Shared {
+            topology,
+            store,
+            desk: Arc::clone(&desk),
+            models,
+            bus: Arc::new(EmbeddedBus::new()),
+            clock,
+            random,
+            secrets,
+        };
+        let mut sites = Vec::new();
+        for site in &config.sites {
+            sites.push(RunningSite::prepare(site, &shared).await?);
+        }
+        let mut proxies = BTreeMap::new();
+        for link in &config.links {
+            connect(link, &sites, &mut proxies).await?;
+        }
+        for site in &mut sites {
+            site.open(&shared)?;
+        }
+        let watch = config.policies_dir.as_deref().map(|dir| watch::Watch::start(dir, Arc::clone(&desk)));
+        let watch = watch.transpose().map_err(HostError::Watch)?;
+        Ok(Self { sites, proxies, config, shared, _watch: watch })
+    }
+
+    /// The sites in the order of the configuration.
+    pub fn sites(&self) -> &[RunningSite] {
+        &self.sites
+    }
+
+    /// A site by name.
+    pub fn site(&self, name: &str) -> Option<&RunningSite> {
+        self.sites.iter().find(|site| site.name().as_str() == name)
+    }
+
+    /// The policies.
+    pub fn desk(&self) -> &Arc<PolicyDesk> {
+        &self.shared.desk
+    }
+
+    /// A simulated link, for drills.
+    pub fn proxy(&self, from: &str, to: &str) -> Option<&FaultProxy> {
+        let found = self.proxies.iter().find(|((f, t), _)| f.as_str() == from && t.as_str() == to);
+        found.map(|(_, proxy)| proxy)
+    }
+
+    /// Kills a site as a power cut would: links, doors and engines, at once. For drills.
+    pub async fn kill(&mut self, name: &str) {
+        if let Some(position) = self.sites.iter().position(|site| site.name().as_str() == name) {
+            self.sites.remove(position).kill().await;
+        }
+    }
+
+    /// Starts a killed site again, with empty caches and new ports where the configuration leaves them open.
+    pub async fn revive(&mut self, name: &str) -> Result<(), HostError> {
+        let Some(config) = self.config.sites.iter().find(|site| site.name.as_str() == name) else { return Ok(()) };
+        self.sites.push(RunningSite::prepare(config, &self.shared).await?);
+        let touches = |link: &&LinkConfig| link.from == config.name || link.to == config.name;
+        for link in self.config.links.iter().filter(touches) {
+            connect(link, &self.sites, &mut self.proxies).await?;
+        }
+        match self.sites.last_mut() {
+            Some(site) => site.open(&self.shared),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends every site: doors first, then engines and links.
+    pub async fn stop(self) {
+        for site in self.sites {
+            site.kill().await;
+        }
+    }
+}
+
+/// Tells a link's receiving site how to reach the other, through a simulated link where the configuration says so.
+async fn connect(
+    link: &LinkConfig,
+    sites: &[RunningSite],
+    proxies: &mut BTreeMap<(SiteName, SiteName), FaultProxy>,
+) -> Result<(), HostError> {
+    let find = |name: &SiteName| sites.iter().find(|site| site.name() == name);
+    let (Some(from), Some(to)) = (find(&link.from), find(&link.to)) else { return Ok(()) };
+    let mut address = from.transport().local_addr();
+    if let Some(wan) = link.simulate {
+        let proxy = parts::simulate(address, wan).await?;
+        address = proxy.local_addr();
+        proxies.insert((link.from.clone(), link.to.clone()), proxy);
+    }
+    to.transport().add_peer(link.from.clone(), vec![address]);
+    Ok(())
+}
+
+/// A transport as the gateway and the agent see it.
+pub(crate) fn as_port(transport: &Arc<portolan_transport::SiteTransport>) -> Arc<dyn Transport> {
+    Arc::clone(transport) as Arc<dyn Transport>
+}

@@ -1,0 +1,169 @@
+//! What the sites of a host share, and how each piece is made.
+
+use crate::config::{Config, ConfigError, SimulatedWan};
+use portolan_base::{BitsPerSecond, Clock, ModelName, Random};
+use portolan_engine::{LoadError, LoadedModel, load_model};
+use portolan_fleet::{Topology, TopologyError};
+use portolan_gateway::policies::{DeskError, PolicyDesk};
+use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState, StateQuota};
+use portolan_ports::{Bus, EngineError, KeyRecord, PolicyStore, Principal, StoreError, TenantRecord};
+use portolan_store::{PlatformSecret, SledStore};
+use portolan_transport::{ClusterSecret, FaultPlan, FaultProxy};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who the audit log names for what the configuration file asks for.
+const CONFIGURATION: &str = "configuration";
+
+/// Why a host did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Sites and links do not fit together.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The policy runtime cannot be built.
+    #[error("the policy runtime cannot be built: {0}")]
+    Runtime(#[from] portolan_plugin::EngineError),
+    /// The bindings cannot be read.
+    #[error("the bound policies cannot be restored: {0}")]
+    Policies(DeskError),
+    /// A model cannot be loaded.
+    #[error("model {model}: {source}")]
+    Model {
+        /// Which model.
+        model: ModelName,
+        /// Why.
+        source: LoadError,
+    },
+    /// An engine instance does not start.
+    #[error("instance {instance} at {site} does not start: {source}")]
+    Engine {
+        /// Which instance.
+        instance: String,
+        /// Where.
+        site: String,
+        /// Why.
+        source: EngineError,
+    },
+    /// An address cannot be used.
+    #[error("{what} cannot listen on {address}: {detail}")]
+    Listen {
+        /// What was to listen.
+        what: String,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        detail: String,
+    },
+    /// The policies folder cannot be watched.
+    #[error("the policies folder cannot be watched: {0}")]
+    Watch(crate::watch::WatchError),
+    /// A helper thread broke.
+    #[error("start-up broke: {0}")]
+    Broken(String),
+}
+
+/// Keys derived from the platform's secret, each for one purpose.
+#[derive(Clone, Copy)]
+pub(super) struct Secrets {
+    pub(super) caches: [u8; 32],
+    pub(super) artefacts: ArtefactKey,
+    pub(super) cluster: ClusterSecret,
+}
+
+/// What every site of the process uses.
+pub(super) struct Shared {
+    pub(super) topology: Topology,
+    pub(super) store: Arc<SledStore>,
+    pub(super) desk: Arc<PolicyDesk>,
+    pub(super) models: BTreeMap<ModelName, Model>,
+    pub(super) bus: Arc<dyn Bus>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) random: Arc<dyn Random>,
+    pub(super) secrets: Secrets,
+}
+
+/// A loaded model with its version.
+#[derive(Clone)]
+pub(super) struct Model {
+    pub(super) loaded: Arc<LoadedModel>,
+    pub(super) version: u64,
+}
+
+pub(super) fn derive_secrets(secret: &PlatformSecret) -> Secrets {
+    Secrets {
+        caches: secret.derive("portolan tenant cache keys"),
+        artefacts: ArtefactKey::from_bytes(secret.derive("portolan compiled artefacts")),
+        cluster: ClusterSecret::from_bytes(secret.derive("portolan transport")),
+    }
+}
+
+/// The policy runtime with the default limits.
+pub fn component_loader(
+    key: ArtefactKey,
+    clock: Arc<dyn Clock>,
+) -> Result<ComponentLoader, portolan_plugin::EngineError> {
+    let state = Arc::new(MemoryState::new(StateQuota::default()));
+    ComponentLoader::new(LoaderConfig { limits: Limits::default(), key, state }, clock)
+}
+
+/// Brings the store's tenants and keys in line with the configuration; what is there already is left alone, so that a
+/// restart adds no audit lines.
+pub(super) fn record_tenants(config: &Config, store: &SledStore, clock: &dyn Clock) -> Result<(), StoreError> {
+    let let_in = |key: &str, principal: Principal| -> Result<(), StoreError> {
+        if store.authenticate(key)?.as_ref() == Some(&principal) {
+            return Ok(());
+        }
+        let record = KeyRecord { principal, label: CONFIGURATION.to_owned() };
+        store.put_key(key, record, CONFIGURATION, clock.now())
+    };
+    for key in &config.operator_keys {
+        let_in(key, Principal::Operator)?;
+    }
+    let lowest = config.user_classes.first().cloned().unwrap_or_default();
+    for tenant in &config.tenants {
+        let user_class = if tenant.user_class.is_empty() { lowest.clone() } else { tenant.user_class.clone() };
+        let any = tenant.jurisdiction == "any";
+        let jurisdiction = if any { String::new() } else { tenant.jurisdiction.clone() };
+        let record = TenantRecord { name: tenant.name.clone(), jurisdiction, user_class };
+        if store.tenant(&tenant.name)?.as_ref() != Some(&record) {
+            store.put_tenant(record, CONFIGURATION, clock.now())?;
+        }
+        for key in &tenant.keys {
+            let_in(key, Principal::Tenant(tenant.name.clone()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Loads every model, each once however many instances share it.
+pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, Model>, HostError> {
+    let mut models = BTreeMap::new();
+    for model in config.models.clone() {
+        let (name, version) = (model.name.clone(), model.version);
+        let load = move || load_model(&model.path).map_err(|source| HostError::Model { model: model.name, source });
+        let loaded = tokio::task::spawn_blocking(load).await.map_err(|e| HostError::Broken(e.to_string()))??;
+        models.insert(name, Model { loaded: Arc::new(loaded), version });
+    }
+    Ok(models)
+}
+
+/// Puts a simulated wide-area link in front of `upstream`.
+pub(super) async fn simulate(upstream: SocketAddr, wan: SimulatedWan) -> Result<FaultProxy, HostError> {
+    let mut plan = FaultPlan::new(upstream);
+    plan.one_way_delay = Duration::from_millis(wan.one_way_delay_ms);
+    plan.rate = wan.rate_mbps.map(|mbps| BitsPerSecond(mbps.saturating_mul(1_000_000)));
+    FaultProxy::start(plan).await.map_err(|e| HostError::Listen {
+        what: "the simulated link".to_owned(),
+        address: upstream,
+        detail: e.to_string(),
+    })
+}

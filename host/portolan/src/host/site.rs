@@ -1,0 +1,207 @@
+//! One running site: engines, transport, gateway, agent.
+
+use super::as_port;
+use super::parts::{HostError, Model, Shared};
+use crate::config::SiteConfig;
+use async_trait::async_trait;
+use portolan_base::{InstanceName, ModelName, SiteName, Tokens};
+use portolan_engine::{InstanceConfig, NativeInstance};
+use portolan_fleet::{Agent, Chart};
+use portolan_gateway::peer::PeerService;
+use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
+use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
+use portolan_transport::{SiteTransport, TransportConfig};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+/// A site of this process.
+pub struct RunningSite {
+    name: SiteName,
+    http: SocketAddr,
+    listener: Option<TcpListener>,
+    engines: BTreeMap<InstanceName, Arc<dyn Engine>>,
+    transport: Arc<SiteTransport>,
+    peers: Arc<LateSource>,
+    gateway: Option<Arc<Site>>,
+    tasks: JoinSet<()>,
+    stop: Arc<Notify>,
+}
+
+impl RunningSite {
+    /// Starts the engines and binds the ports; nothing is served yet.
+    pub(super) async fn prepare(config: &SiteConfig, shared: &Shared) -> Result<Self, HostError> {
+        let engines = start_engines(config, shared).await?;
+        let listener = TcpListener::bind(config.listen).await;
+        let listener = listener.map_err(|e| listen_error("the gateway", config.listen, &e))?;
+        let http = listener.local_addr().map_err(|e| listen_error("the gateway", config.listen, &e))?;
+        let peers = Arc::new(LateSource::default());
+        let transport = SiteTransport::bind(
+            TransportConfig::new(config.name.clone(), config.transport, shared.secrets.cluster),
+            Arc::clone(&peers) as Arc<dyn KvSource>,
+            Arc::clone(&shared.clock),
+            Arc::clone(&shared.random),
+        )
+        .await
+        .map_err(|e| listen_error("the transport", config.transport, &e))?;
+        Ok(Self {
+            name: config.name.clone(),
+            http,
+            listener: Some(listener),
+            engines,
+            transport: Arc::new(transport),
+            peers,
+            gateway: None,
+            tasks: JoinSet::new(),
+            stop: Arc::new(Notify::new()),
+        })
+    }
+
+    /// Opens the doors: orders of other sites, then clients.
+    pub(super) fn open(&mut self, shared: &Shared) -> Result<(), HostError> {
+        let index = shared.topology.site_index(&self.name);
+        let index = index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
+        // Zero tells policies that no threshold is planned, so that they use their own.
+        let threshold = Tokens(0);
+        let clock = Arc::clone(&shared.clock);
+        let chart = Arc::new(Chart::new(shared.topology.clone(), index, &self.engines, threshold, clock));
+        let agent = Agent {
+            site: self.name.clone(),
+            chart: Arc::clone(&chart),
+            engines: self.engines.clone(),
+            bus: Arc::clone(&shared.bus),
+            transport: as_port(&self.transport),
+            clock: Arc::clone(&shared.clock),
+        };
+        self.tasks = agent.start(shared.random.as_ref());
+        let gateway = Site::new(SiteParts {
+            name: self.name.clone(),
+            index,
+            engines: self.engines.clone(),
+            models: self.served_models(&shared.models, shared.clock.now().millis() / 1000),
+            fleet: chart as Arc<dyn Fleet>,
+            transport: as_port(&self.transport),
+            store: Arc::clone(&shared.store) as Arc<dyn PolicyStore>,
+            desk: Arc::clone(&shared.desk),
+            clock: Arc::clone(&shared.clock),
+            random: Arc::clone(&shared.random),
+            secret: shared.secrets.caches,
+            limits: Limits::default(),
+        });
+        self.peers.set(PeerService::new(&gateway));
+        if let Some(listener) = self.listener.take() {
+            let stop = Arc::clone(&self.stop);
+            let site = Arc::clone(&gateway);
+            self.tasks.spawn(async move {
+                let stopped = async move { stop.notified().await };
+                if let Err(error) = portolan_gateway::http::serve(site, listener, stopped).await {
+                    tracing::error!(%error, "the gateway's listener broke");
+                }
+            });
+        }
+        self.gateway = Some(gateway);
+        Ok(())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &SiteName {
+        &self.name
+    }
+
+    /// Where clients connect.
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// Its links.
+    pub fn transport(&self) -> &SiteTransport {
+        &self.transport
+    }
+
+    /// Its gateway, once the doors are open.
+    pub fn gateway(&self) -> Option<&Arc<Site>> {
+        self.gateway.as_ref()
+    }
+
+    /// Ends the site: clients first, then links and engines.
+    pub async fn kill(mut self) {
+        self.stop.notify_waiters();
+        self.transport.shutdown().await;
+        self.tasks.shutdown().await;
+    }
+
+    fn served_models(&self, models: &BTreeMap<ModelName, Model>, created: u64) -> BTreeMap<ModelName, ServedModel> {
+        let mut served = BTreeMap::new();
+        for engine in self.engines.values() {
+            let description = engine.describe();
+            if let Some(model) = models.get(&description.model) {
+                served.entry(description.model.clone()).or_insert_with(|| ServedModel {
+                    text: model.loaded.text(),
+                    description: description.clone(),
+                    created,
+                });
+            }
+        }
+        served
+    }
+}
+
+async fn start_engines(
+    config: &SiteConfig,
+    shared: &Shared,
+) -> Result<BTreeMap<InstanceName, Arc<dyn Engine>>, HostError> {
+    let mut engines: BTreeMap<InstanceName, Arc<dyn Engine>> = BTreeMap::new();
+    for instance in &config.instances {
+        let Some(model) = shared.models.get(&instance.model).cloned() else { continue };
+        let start = InstanceConfig {
+            name: instance.name.clone(),
+            model: instance.model.clone(),
+            model_version: model.version,
+            role: instance.role,
+            decode_slots: instance.decode_slots,
+            pool: instance.pool(),
+        };
+        let started = tokio::task::spawn_blocking(move || NativeInstance::start(model.loaded, start)).await;
+        let started = started.map_err(|e| HostError::Broken(e.to_string()))?;
+        let engine = started.map_err(|source| HostError::Engine {
+            instance: instance.name.as_str().to_owned(),
+            site: config.name.as_str().to_owned(),
+            source,
+        })?;
+        engines.insert(instance.name.clone(), Arc::new(engine));
+    }
+    Ok(engines)
+}
+
+fn listen_error(what: &str, address: SocketAddr, error: &dyn std::fmt::Display) -> HostError {
+    HostError::Listen { what: what.to_owned(), address, detail: error.to_string() }
+}
+
+/// Stands in for a site's peer service until the gateway exists: the transport has to be bound first.
+#[derive(Default)]
+struct LateSource(OnceLock<PeerService>);
+
+impl LateSource {
+    fn set(&self, service: PeerService) {
+        // Set once, when the doors open.
+        drop(self.0.set(service));
+    }
+}
+
+#[async_trait]
+impl KvSource for LateSource {
+    async fn serve(
+        &self,
+        peer: SiteName,
+        order: KvOrder,
+        sink: Box<dyn PieceSink>,
+    ) -> Result<PrefillReport, String> {
+        match self.0.get() {
+            Some(service) => service.serve(peer, order, sink).await,
+            None => Err("the site is starting; try again".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Wires the crates into one program: configuration, the running host, the command line.
+//!
+//! The only reader of the system clock and of the operating system's randomness is [`system`].
+
+pub mod client;
+pub mod command;
+pub mod config;
+pub mod host;
+pub mod system;
+pub mod watch;
