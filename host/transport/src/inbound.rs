@@ -1,0 +1,281 @@
+//! One transfer as its receiver sees it: chunks go to their place in a piece, whole pieces go out.
+
+use crate::frame::{ChunkMeta, Outcome, Totals};
+use bytes::BytesMut;
+use portolan_base::Bytes as ByteCount;
+use portolan_base::kv::{KvManifest, LayerKv, PieceId};
+use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError};
+use std::collections::HashMap;
+use tokio::sync::mpsc;
+use tokio_util::sync::DropGuard;
+
+/// Most events a transfer may bring; zero-sized pieces are not bounded by the size of the KV.
+pub(crate) const EVENTS_MAX: usize = 1 << 20;
+
+/// Where events of a transfer go.
+pub(crate) type Events = mpsc::Sender<Result<PullEvent, TransferError>>;
+
+/// How the holder broke the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Breach {
+    #[error("a second, different manifest")]
+    SecondManifest,
+    #[error("a manifest for another model, version or length than was ordered")]
+    OtherManifest,
+    #[error("a chunk before the manifest")]
+    NoManifest,
+    #[error("a piece the manifest does not allow")]
+    ForeignPiece,
+    #[error("a chunk that does not fit its piece")]
+    ForeignChunk,
+    #[error("more bytes than the manifest announced")]
+    TooMuch,
+    #[error("more events than a transfer may bring")]
+    TooMany,
+    #[error("other totals than what came")]
+    OtherTotals,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// Nothing came yet.
+    Free(BytesMut),
+    /// A lane is reading into it, or broke while it did.
+    Taken,
+    /// Verified bytes.
+    Filled(BytesMut),
+}
+
+#[derive(Debug)]
+enum Piece {
+    Filling { slots: Vec<Slot>, missing: usize },
+    Complete,
+}
+
+/// Where the payload of a chunk goes.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Into this buffer, of exactly its length.
+    Fresh(BytesMut),
+    /// Nowhere: its bytes are here already.
+    Duplicate,
+}
+
+/// One transfer under way.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) order: KvOrder,
+    pub(crate) priority: u8,
+    /// The listener's session it was ordered in.
+    pub(crate) number: u128,
+    events: Events,
+    manifest: Option<KvManifest>,
+    /// Bytes of pieces that may still begin.
+    budget: u64,
+    pieces: HashMap<PieceId, Piece>,
+    damaged: HashMap<u32, u32>,
+    totals: Option<Totals>,
+    complete: u32,
+    chunks: u32,
+    bytes: u64,
+    resent: u32,
+    _watcher: DropGuard,
+}
+
+impl Inbound {
+    pub(crate) fn new(order: KvOrder, priority: u8, number: u128, events: Events, watcher: DropGuard) -> Self {
+        Self {
+            order,
+            priority,
+            number,
+            events,
+            manifest: None,
+            budget: 0,
+            pieces: HashMap::new(),
+            damaged: HashMap::new(),
+            totals: None,
+            complete: 0,
+            chunks: 0,
+            bytes: 0,
+            resent: 0,
+            _watcher: watcher,
+        }
+    }
+
+    pub(crate) fn has_manifest(&self) -> bool {
+        self.manifest.is_some()
+    }
+
+    /// Ends the transfer for its consumer.
+    pub(crate) fn fail(self, error: TransferError) {
+        let _ = self.events.try_send(Err(error));
+    }
+
+    fn emit(&self, event: PullEvent) -> Result<(), Breach> {
+        match self.events.try_send(Ok(event)) {
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Breach::TooMany),
+            // Nobody listens: the watcher cancels.
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn manifest(&mut self, manifest: KvManifest) -> Result<(), Breach> {
+        match &self.manifest {
+            Some(known) if *known == manifest => return Ok(()),
+            Some(_) => return Err(Breach::SecondManifest),
+            None => {}
+        }
+        let order = &self.order;
+        let fits = manifest.layout.model == order.model
+            && manifest.layout.model_version == order.model_version
+            && manifest.tokens as usize == order.tokens.len()
+            && manifest.held <= order.held.min(manifest.tokens);
+        if !fits {
+            return Err(Breach::OtherManifest);
+        }
+        self.budget = manifest.total_bytes().0;
+        self.manifest = Some(manifest.clone());
+        self.emit(PullEvent::Manifest(manifest))
+    }
+
+    /// Finds the place of a chunk of `len` bytes when chunks are `chunk` bytes long.
+    pub(crate) fn place(&mut self, meta: &ChunkMeta, len: u32, chunk: u32) -> Result<Place, Breach> {
+        if meta.attempt > 0 {
+            self.resent = self.resent.saturating_add(1);
+        }
+        let index = self.check(meta, len, chunk)?;
+        let head = &meta.head;
+        if !self.pieces.contains_key(&head.piece) {
+            self.budget = self.budget.checked_sub(head.piece_len).ok_or(Breach::TooMuch)?;
+            if self.pieces.len() >= EVENTS_MAX {
+                return Err(Breach::TooMany);
+            }
+            self.pieces.insert(head.piece.clone(), begin_piece(head.piece_len, chunk)?);
+        }
+        let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&head.piece) else {
+            return Ok(Place::Duplicate);
+        };
+        let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
+        Ok(match std::mem::replace(slot, Slot::Taken) {
+            Slot::Free(buffer) => Place::Fresh(buffer),
+            // Another lane has the place and may be broken: whichever copy is verified first counts.
+            Slot::Taken => Place::Fresh(BytesMut::zeroed(len as usize)),
+            filled @ Slot::Filled(_) => {
+                *slot = filled;
+                Place::Duplicate
+            }
+        })
+    }
+
+    fn check(&self, meta: &ChunkMeta, len: u32, chunk: u32) -> Result<usize, Breach> {
+        let manifest = self.manifest.as_ref().ok_or(Breach::NoManifest)?;
+        let head = &meta.head;
+        let tokens = &head.piece.tokens;
+        let within = match manifest.layout.layers.get(usize::from(head.piece.layer)) {
+            Some(LayerKv::FullAttention { .. }) => manifest.held <= tokens.start && tokens.start <= tokens.end,
+            Some(LayerKv::Recurrent { .. }) => tokens.start == tokens.end,
+            None => false,
+        };
+        let expected = manifest.layout.piece_bytes(head.piece.layer, head.piece.len());
+        if !within || tokens.end > manifest.tokens || expected != Some(ByteCount(head.piece_len)) {
+            return Err(Breach::ForeignPiece);
+        }
+        let chunk = u64::from(chunk);
+        let rest = head.piece_len.checked_sub(head.offset).ok_or(Breach::ForeignChunk)?;
+        if !head.offset.is_multiple_of(chunk) || u64::from(len) != rest.min(chunk) || (rest == 0 && head.offset > 0) {
+            return Err(Breach::ForeignChunk);
+        }
+        usize::try_from(head.offset / chunk).map_err(|_| Breach::ForeignChunk)
+    }
+
+    /// Takes verified bytes.
+    pub(crate) fn fill(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> Result<(), Breach> {
+        let Some(Piece::Filling { slots, missing }) = self.pieces.get_mut(&meta.head.piece) else {
+            return Ok(());
+        };
+        let index = usize::try_from(meta.head.offset / u64::from(chunk)).map_err(|_| Breach::ForeignChunk)?;
+        let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
+        if matches!(slot, Slot::Filled(_)) {
+            return Ok(());
+        }
+        *slot = Slot::Filled(buffer);
+        *missing -= 1;
+        self.chunks += 1;
+        if *missing > 0 {
+            return Ok(());
+        }
+        let slots = std::mem::take(slots);
+        self.pieces.insert(meta.head.piece.clone(), Piece::Complete);
+        self.complete += 1;
+        self.bytes += meta.head.piece_len;
+        self.emit(PullEvent::Piece(KvPiece { id: meta.head.piece.clone(), bytes: join(slots).freeze() }))
+    }
+
+    /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
+    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> u32 {
+        if let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&meta.head.piece) {
+            let index = usize::try_from(meta.head.offset / u64::from(chunk)).unwrap_or(usize::MAX);
+            if let Some(slot @ Slot::Taken) = slots.get_mut(index) {
+                *slot = Slot::Free(buffer);
+            }
+        }
+        let count = self.damaged.entry(meta.head.no).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// Takes the holder's last word; an error text fails the transfer.
+    pub(crate) fn finish(&mut self, outcome: Outcome) -> Result<Option<String>, Breach> {
+        match outcome {
+            Outcome::Failed(text) => Ok(Some(text)),
+            Outcome::Whole(_) if self.manifest.is_none() => Err(Breach::NoManifest),
+            Outcome::Whole(totals) => {
+                self.totals = Some(totals);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reports and says `true` once everything that was sent has come.
+    pub(crate) fn complete(&self) -> Result<bool, Breach> {
+        let Some(totals) = self.totals else { return Ok(false) };
+        if self.complete > totals.pieces || self.chunks > totals.chunks || self.bytes > totals.bytes {
+            return Err(Breach::OtherTotals);
+        }
+        if self.complete < totals.pieces {
+            return Ok(false);
+        }
+        if self.chunks != totals.chunks || self.bytes != totals.bytes || self.pieces.len() != self.complete as usize {
+            return Err(Breach::OtherTotals);
+        }
+        let bytes = ByteCount(self.bytes);
+        self.emit(PullEvent::Done(PullReport { prefill: totals.report, bytes, chunks_resent: self.resent }))?;
+        Ok(true)
+    }
+}
+
+/// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side.
+fn begin_piece(len: u64, chunk: u32) -> Result<Piece, Breach> {
+    let len = usize::try_from(len).map_err(|_| Breach::TooMuch)?;
+    let chunk = chunk as usize;
+    let mut rest = BytesMut::zeroed(len);
+    let mut slots = Vec::with_capacity(len.div_ceil(chunk).max(1));
+    while rest.len() > chunk {
+        slots.push(Slot::Free(rest.split_to(chunk)));
+    }
+    slots.push(Slot::Free(rest));
+    Ok(Piece::Filling { missing: slots.len(), slots })
+}
+
+/// Puts the cut buffer together again: free of copies unless a broken lane kept a part.
+fn join(slots: Vec<Slot>) -> BytesMut {
+    let mut filled = slots.into_iter().filter_map(|slot| match slot {
+        Slot::Filled(bytes) => Some(bytes),
+        _ => None,
+    });
+    let mut whole = filled.next().unwrap_or_default();
+    for part in filled {
+        whole.unsplit(part);
+    }
+    whole
+}

@@ -1,0 +1,355 @@
+//! One peer as the ordering site sees it: its lanes, its transfers, and the verdict that it is down or stalled.
+
+use crate::config::Timing;
+use crate::counters::Counters;
+use crate::frame::{ChunkMeta, Frame, OrderBody, Outcome};
+use crate::inbound::{Breach, Events, Inbound, Place};
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use portolan_base::kv::KvManifest;
+use portolan_base::{SiteName, TransferId};
+use portolan_ports::{KvOrder, TransferError};
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
+
+/// Cancelled transfers that are told to the peer again when a lane broke, in case the word was lost with it.
+const CANCELS_KEPT: usize = 256;
+
+/// Why a lane is not up.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) detail: String,
+    /// Nobody is there or it wants nothing to do with us; waiting hardly helps.
+    pub(crate) firm: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    transfers: HashMap<TransferId, Inbound>,
+    up: usize,
+    down_since: Instant,
+    /// The listener's session number.
+    number: Option<u128>,
+    faults: Vec<Option<Fault>>,
+    cancelled: VecDeque<TransferId>,
+    /// Frames any lane may send.
+    outbox: VecDeque<Frame>,
+}
+
+/// The link to one peer.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) peer: SiteName,
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Groups this link's lanes at the listener.
+    pub(crate) session: u128,
+    pub(crate) timing: Timing,
+    pub(crate) counters: Arc<Counters>,
+    /// Wakes lanes that have nothing to send.
+    pub(crate) wake: Notify,
+    /// Wakes lanes that wait to dial again.
+    pub(crate) kick: Notify,
+    max_resend: u32,
+    start: Instant,
+    /// Microseconds from `start` to the last byte on any lane.
+    heard: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// What a link is made of.
+pub(crate) struct LinkSpec {
+    pub(crate) peer: SiteName,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) session: u128,
+    pub(crate) lanes: usize,
+    pub(crate) max_resend: u32,
+    pub(crate) timing: Timing,
+}
+
+impl Link {
+    pub(crate) fn new(spec: LinkSpec, counters: Arc<Counters>) -> Self {
+        let start = Instant::now();
+        Self {
+            peer: spec.peer,
+            addresses: spec.addresses,
+            session: spec.session,
+            timing: spec.timing,
+            counters,
+            wake: Notify::new(),
+            kick: Notify::new(),
+            max_resend: spec.max_resend,
+            start,
+            heard: AtomicU64::new(0),
+            state: Mutex::new(State {
+                transfers: HashMap::new(),
+                up: 0,
+                down_since: start,
+                number: None,
+                faults: vec![None; spec.lanes],
+                cancelled: VecDeque::new(),
+                outbox: VecDeque::new(),
+            }),
+        }
+    }
+
+    /// Microseconds since the link was made.
+    pub(crate) fn now_us(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn heard_now(&self) -> u64 {
+        let now = self.now_us();
+        self.heard.store(now, Relaxed);
+        now
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.state.lock().up > 0
+    }
+
+    /// Transfers under way.
+    pub(crate) fn transfers(&self) -> usize {
+        self.state.lock().transfers.len()
+    }
+
+    /// A lane is open. Transfers ordered in an earlier session of the listener are lost.
+    pub(crate) fn attach(&self, lane: usize, number: u128) {
+        self.heard_now();
+        let mut state = self.state.lock();
+        state.up += 1;
+        state.faults[lane] = None;
+        if state.number != Some(number) {
+            state.number = Some(number);
+            let lost: Vec<_> = state.transfers.iter().filter(|(_, t)| t.number != number).map(|(id, _)| *id).collect();
+            for id in lost {
+                if let Some(transfer) = state.transfers.remove(&id) {
+                    transfer.fail(self.down("the peer has restarted or forgot this site"));
+                }
+            }
+        }
+    }
+
+    /// A lane broke: what may have been lost with it is said again.
+    pub(crate) fn detach(&self, lane: usize, detail: String) {
+        let mut state = self.state.lock();
+        state.up -= 1;
+        if state.up == 0 {
+            state.down_since = Instant::now();
+        }
+        state.faults[lane] = Some(Fault { detail, firm: false });
+        state.outbox.retain(|frame| !matches!(frame, Frame::Order(_) | Frame::Cancel(_)));
+        let orders: Vec<_> = state
+            .transfers
+            .iter()
+            .filter(|(_, transfer)| !transfer.has_manifest())
+            .map(|(id, transfer)| order_frame(*id, transfer))
+            .collect();
+        let cancels: Vec<_> = state.cancelled.iter().copied().map(Frame::Cancel).collect();
+        state.outbox.extend(orders.into_iter().chain(cancels));
+        drop(state);
+        self.wake.notify_waiters();
+    }
+
+    /// A lane could not be opened.
+    pub(crate) fn dial_failed(&self, lane: usize, fault: Fault) {
+        self.state.lock().faults[lane] = Some(fault);
+    }
+
+    /// The error to give up with when no lane is open and `waited` is long enough.
+    fn verdict_down(&self, state: &State) -> Option<TransferError> {
+        let waited = state.down_since.elapsed();
+        let firm = state.faults.iter().all(|fault| fault.as_ref().is_some_and(|f| f.firm));
+        let limit = if firm { self.timing.refused() } else { self.timing.stall };
+        (state.up == 0 && waited >= limit).then(|| self.down(last_fault(state)))
+    }
+
+    pub(crate) fn down(&self, detail: impl Into<String>) -> TransferError {
+        TransferError::LinkDown { peer: self.peer.clone(), detail: detail.into() }
+    }
+
+    /// Waits until a lane is open. A link known to be down is given a quarter of the stall time to come back.
+    pub(crate) async fn wait_up(&self) -> Result<(), TransferError> {
+        let begun = Instant::now();
+        self.kick.notify_waiters();
+        loop {
+            {
+                let state = self.state.lock();
+                if state.up > 0 {
+                    return Ok(());
+                }
+                let waited = begun.elapsed();
+                if waited >= self.timing.stall {
+                    return Err(self.down(last_fault(&state)));
+                }
+                if let Some(error) = self.verdict_down(&state).filter(|_| waited >= self.timing.refused()) {
+                    return Err(error);
+                }
+            }
+            tokio::time::sleep(self.timing.tick() / 4).await;
+        }
+    }
+
+    /// Begins a transfer; `false` when the last lane broke meanwhile.
+    pub(crate) fn begin(&self, id: TransferId, order: KvOrder, priority: u8, to: (Events, DropGuard)) -> bool {
+        let mut state = self.state.lock();
+        let Some(number) = state.number else { return false };
+        let transfer = Inbound::new(order, priority, number, to.0, to.1);
+        let frame = order_frame(id, &transfer);
+        state.transfers.insert(id, transfer);
+        state.outbox.push_back(frame);
+        drop(state);
+        self.wake.notify_waiters();
+        true
+    }
+
+    /// Nobody wants this transfer any more.
+    pub(crate) fn cancel(&self, id: TransferId) {
+        let mut state = self.state.lock();
+        if state.transfers.remove(&id).is_some() {
+            self.say_cancel(&mut state, id);
+        }
+    }
+
+    fn say_cancel(&self, state: &mut State, id: TransferId) {
+        if state.cancelled.len() == CANCELS_KEPT {
+            state.cancelled.pop_front();
+        }
+        state.cancelled.push_back(id);
+        state.outbox.push_back(Frame::Cancel(id));
+        self.wake.notify_waiters();
+    }
+
+    /// The next frame for whichever lane asks.
+    pub(crate) fn next_frame(&self) -> Option<Frame> {
+        self.state.lock().outbox.pop_front()
+    }
+
+    /// Ends every transfer when the link is down or silent for too long. To be called every tick.
+    pub(crate) fn check(&self) {
+        let mut state = self.state.lock();
+        if state.transfers.is_empty() {
+            return;
+        }
+        let silence = Duration::from_micros(self.now_us().saturating_sub(self.heard.load(Relaxed)));
+        let verdict = if state.up == 0 {
+            self.verdict_down(&state)
+        } else {
+            let peer = self.peer.clone();
+            (silence >= self.timing.stall).then_some(TransferError::Stalled { peer, waited: silence })
+        };
+        if let Some(error) = verdict {
+            self.fail_locked(&mut state, &error);
+        }
+    }
+
+    /// Ends every transfer.
+    pub(crate) fn fail_all(&self, error: &TransferError) {
+        self.fail_locked(&mut self.state.lock(), error);
+    }
+
+    fn fail_locked(&self, state: &mut State, error: &TransferError) {
+        for (id, transfer) in std::mem::take(&mut state.transfers) {
+            transfer.fail(error.clone());
+            self.say_cancel(state, id);
+        }
+    }
+
+    /// Runs `step` on a transfer. A breach of protocol ends it; a transfer that is not here is cancelled at the peer.
+    fn with<T>(&self, id: TransferId, step: impl FnOnce(&mut Inbound) -> Result<T, Breach>) -> Option<T> {
+        let mut state = self.state.lock();
+        let Some(transfer) = state.transfers.get_mut(&id) else {
+            let queued = state.outbox.iter().any(|frame| *frame == Frame::Cancel(id));
+            if !queued {
+                state.outbox.push_back(Frame::Cancel(id));
+                self.wake.notify_waiters();
+            }
+            return None;
+        };
+        match step(transfer) {
+            Ok(value) => Some(value),
+            Err(breach) => {
+                let error = TransferError::Protocol { peer: self.peer.clone(), detail: breach.to_string() };
+                self.end(&mut state, id, error);
+                None
+            }
+        }
+    }
+
+    fn end(&self, state: &mut State, id: TransferId, error: TransferError) {
+        if let Some(transfer) = state.transfers.remove(&id) {
+            transfer.fail(error);
+            self.say_cancel(state, id);
+        }
+    }
+
+    pub(crate) fn manifest(&self, id: TransferId, manifest: KvManifest) {
+        self.with(id, |transfer| transfer.manifest(manifest));
+    }
+
+    /// Where a chunk's payload goes; `None` when nobody wants it.
+    pub(crate) fn place(&self, meta: &ChunkMeta, len: u32, chunk: u32) -> Option<Place> {
+        self.counters.chunks.fetch_add(1, Relaxed);
+        self.counters.resent.fetch_add(u64::from(meta.attempt > 0), Relaxed);
+        self.with(meta.head.transfer, |transfer| transfer.place(meta, len, chunk))
+    }
+
+    /// Takes verified bytes.
+    pub(crate) fn fill(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) {
+        let whole = self.with(meta.head.transfer, |transfer| {
+            transfer.fill(meta, chunk, buffer)?;
+            transfer.complete()
+        });
+        self.forget_if(whole, meta.head.transfer);
+    }
+
+    /// A chunk came damaged; says whether it should be sent again.
+    pub(crate) fn damaged(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> bool {
+        let id = meta.head.transfer;
+        let Some(attempts) = self.with(id, |transfer| Ok(transfer.damaged(meta, chunk, buffer))) else { return false };
+        if attempts <= self.max_resend {
+            return true;
+        }
+        let peer = self.peer.clone();
+        self.end(&mut self.state.lock(), id, TransferError::Damaged { peer, chunk: meta.head.no, attempts });
+        false
+    }
+
+    /// Takes the holder's last word on a transfer.
+    pub(crate) fn finish(&self, id: TransferId, outcome: Outcome) {
+        let step = self.with(id, |transfer| match transfer.finish(outcome)? {
+            None => Ok((None, transfer.complete()?)),
+            refusal => Ok((refusal, true)),
+        });
+        let Some((refusal, whole)) = step else { return };
+        if let Some(detail) = refusal {
+            let removed = self.state.lock().transfers.remove(&id);
+            if let Some(transfer) = removed {
+                transfer.fail(TransferError::Refused { peer: self.peer.clone(), detail });
+            }
+            return;
+        }
+        self.forget_if(Some(whole), id);
+    }
+
+    fn forget_if(&self, whole: Option<bool>, id: TransferId) {
+        if whole == Some(true) {
+            self.state.lock().transfers.remove(&id);
+        }
+    }
+}
+
+fn order_frame(id: TransferId, transfer: &Inbound) -> Frame {
+    let (priority, order) = (transfer.priority, transfer.order.clone());
+    Frame::Order(Box::new(OrderBody { transfer: id, priority, order }))
+}
+
+fn last_fault(state: &State) -> String {
+    let fault = state.faults.iter().flatten().next();
+    fault.map_or_else(|| "no connection could be made in time".into(), |fault| fault.detail.clone())
+}

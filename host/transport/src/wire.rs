@@ -1,0 +1,137 @@
+//! Byte streams between sites, and frames on them.
+
+use crate::frame::{Frame, FrameError, HEAD_BYTES, Head, Stage};
+use async_trait::async_trait;
+use bytes::{Buf, Bytes};
+use std::io;
+use std::net::SocketAddr;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+
+/// A byte stream to a peer.
+pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+
+/// Makes wires out of TCP connections: the place where encryption goes. Each lane is one wire, so that encryption is
+/// spread over as many cores as there are lanes.
+#[async_trait]
+pub trait Wiring: Send + Sync {
+    /// Wraps a connection this site made.
+    async fn dialed(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>>;
+    /// Wraps a connection a peer made.
+    async fn accepted(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>>;
+}
+
+/// Bare TCP.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainTcp;
+
+#[async_trait]
+impl Wiring for PlainTcp {
+    async fn dialed(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>> {
+        Ok(Box::new(stream))
+    }
+
+    async fn accepted(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>> {
+        Ok(Box::new(stream))
+    }
+}
+
+/// Connects to the first address that answers, beginning at the `first`-th.
+///
+/// Buffer sizes are left to the kernel: setting them would switch off the tuning that grows the window to the
+/// bandwidth-delay product of a long path.
+pub(crate) async fn connect(addresses: &[SocketAddr], first: usize) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the peer has no address");
+    for i in 0..addresses.len() {
+        match TcpStream::connect(addresses[(first + i) % addresses.len()]).await {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Why a connection is of no further use.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaneError {
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("{0}")]
+    Protocol(&'static str),
+}
+
+/// Is told of every byte that comes.
+pub(crate) trait Heard {
+    fn heard(&self, bytes: usize);
+}
+
+impl Heard for () {
+    fn heard(&self, _bytes: usize) {}
+}
+
+/// Small frames come out of this buffer; the body of a chunk goes past it into its place.
+const READ_BUFFER: usize = 16 << 10;
+
+/// The receiving half of a connection.
+pub(crate) struct FrameReader<R, H> {
+    inner: BufReader<R>,
+    meta: Vec<u8>,
+    heard: H,
+}
+
+impl<R: AsyncRead + Unpin, H: Heard> FrameReader<R, H> {
+    pub(crate) fn new(inner: R, heard: H) -> Self {
+        Self { inner: BufReader::with_capacity(READ_BUFFER, inner), meta: Vec::new(), heard }
+    }
+
+    /// The same stream with another listener.
+    pub(crate) fn listen<G: Heard>(self, heard: G) -> FrameReader<R, G> {
+        FrameReader { inner: self.inner, meta: self.meta, heard }
+    }
+
+    /// Fills `buffer`.
+    pub(crate) async fn fill(&mut self, buffer: &mut [u8]) -> Result<(), LaneError> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let read = self.inner.read(&mut buffer[done..]).await?;
+            if read == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            self.heard.heard(read);
+            done += read;
+        }
+        Ok(())
+    }
+
+    /// The next frame and the length of the payload that follows it.
+    pub(crate) async fn frame(&mut self, stage: Stage) -> Result<(Frame, u32), LaneError> {
+        let mut bytes = [0; HEAD_BYTES];
+        self.fill(&mut bytes).await?;
+        let head = Head::decode(&bytes, stage)?;
+        let mut meta = std::mem::take(&mut self.meta);
+        meta.resize(head.meta_len as usize, 0);
+        let filled = self.fill(&mut meta).await;
+        let frame = filled.and_then(|()| Ok(head.decode_meta(&meta)?));
+        // An order may be large; its buffer is not kept for the pings that follow.
+        if meta.capacity() <= READ_BUFFER {
+            self.meta = meta;
+        }
+        Ok((frame?, head.payload_len))
+    }
+}
+
+/// Both halves of a wire.
+pub(crate) type Halves = (FrameReader<ReadHalf<Box<dyn Wire>>, ()>, WriteHalf<Box<dyn Wire>>);
+
+/// Writes head and payload together, without copying the payload.
+pub(crate) async fn write<W: AsyncWrite + Unpin>(out: &mut W, head: Bytes, payload: Bytes) -> io::Result<()> {
+    out.write_all_buf(&mut head.chain(payload)).await?;
+    out.flush().await
+}
