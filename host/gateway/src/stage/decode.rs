@@ -29,7 +29,7 @@ impl Journey {
     ) -> Result<(), Fault> {
         let stall = self.site.parts.limits.decode_stall;
         let mut tokens = leg.decoder.decode(self.decode_job(kv));
-        let mut text = Text::new(self.model().text.stream(), &self.request.stop);
+        let mut text = Text::new(self.model().text.stream(), self.request.stop.clone());
         loop {
             let next = tokio::time::timeout(stall, tokens.recv()).await;
             let next = next.map_err(|_| Fault::DecodeStalled(leg.names.decode_instance.clone(), stall))?;
@@ -97,15 +97,15 @@ impl Journey {
 }
 
 /// Turns tokens into text and looks for stop texts. Text that could be the beginning of a stop text is withheld.
-struct Text<'a> {
+struct Text {
     stream: Box<dyn TextStream>,
-    stops: &'a [String],
+    stops: Vec<String>,
     withheld: String,
     stopped: bool,
 }
 
-impl<'a> Text<'a> {
-    fn new(stream: Box<dyn TextStream>, stops: &'a [String]) -> Self {
+impl Text {
+    fn new(stream: Box<dyn TextStream>, stops: Vec<String>) -> Self {
         Self { stream, stops, withheld: String::new(), stopped: false }
     }
 
@@ -165,7 +165,7 @@ mod tests {
 
     fn run(words: &[&'static str], stops: &[&str]) -> (Vec<String>, String, bool) {
         let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
-        let mut text = Text::new(Box::new(Words(words.to_vec())), &stops);
+        let mut text = Text::new(Box::new(Words(words.to_vec())), stops);
         let mut out = Vec::new();
         for token in 0..words.len() {
             out.push(text.push(token as u32).unwrap());

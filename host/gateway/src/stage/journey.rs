@@ -65,7 +65,7 @@ pub(super) enum Fault {
     #[error("instance {0} is gone")]
     InstanceGone(String),
     /// An engine failed.
-    #[error("{instance}: {error}")]
+    #[error("{error}")]
     Engine {
         /// Which instance.
         instance: InstanceIndex,
@@ -108,7 +108,8 @@ impl Fault {
     pub(super) fn blames(&self) -> Option<InstanceIndex> {
         match self {
             Self::Engine { instance, error: EngineError::Broken(_) } => Some(*instance),
-            Self::Transfer { instance, error } if !matches!(error, TransferError::Cancelled) => Some(*instance),
+            Self::Transfer { error: TransferError::Cancelled | TransferError::Refused { .. }, .. } => None,
+            Self::Transfer { instance, .. } => Some(*instance),
             _ => None,
         }
     }
