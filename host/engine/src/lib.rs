@@ -1,1 +1,26 @@
-//! (being written)
+//! COMPUTES: real transformers on the CPU.
+//!
+//! The native engine turns prompts into KV and KV into tokens, for dense attention models (Qwen3, Llama) and for
+//! hybrids of gated delta net and attention (Qwen3.5). Only this crate uses the tensor library.
+//!
+//! Results are exact by construction. Prefill runs in pieces that begin at multiples of [`BLOCK_TOKENS`] and decode
+//! runs one token at a time, so whatever was cached, and wherever, every value is computed by the same operations on
+//! the same shapes: KV taken from a cache or from another instance equals KV computed here bit for bit. Requests
+//! never share a matrix product, so they cannot change each other's values.
+
+mod generate;
+mod instance;
+mod kernel;
+mod load;
+mod network;
+mod sampling;
+mod text;
+
+pub use generate::{Generated, generate};
+pub use instance::{InstanceConfig, NativeInstance};
+pub use load::{LoadError, LoadedModel, load_model};
+
+/// Tokens in a pool block, and the unit of prefill. Wide enough that the matrix products of a piece run at the
+/// machine's full rate, narrow enough that a decode step never waits long for a piece of prefill; a multiple of the
+/// prefix index's 16.
+pub const BLOCK_TOKENS: u32 = 64;

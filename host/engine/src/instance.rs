@@ -1,0 +1,268 @@
+//! One engine instance: a worker thread that computes, and a handle that the host's other parts talk to.
+
+mod cache;
+mod check;
+mod decode;
+mod meter;
+mod prefill;
+mod worker;
+
+pub(crate) use check::check_prompt;
+
+use crate::BLOCK_TOKENS;
+use crate::generate::never_stop;
+use crate::load::LoadedModel;
+use async_trait::async_trait;
+use cache::{Cache, Names};
+use decode::DecodeRun;
+use meter::Meter;
+use portolan_base::kv::{KvDtype, KvLayout};
+use portolan_base::{Bytes, InstanceName, ModelName, TenantKey};
+use portolan_ports::{
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KvEvent, KvPiece,
+    PrefillJob, PrefillReport, Role,
+};
+use prefill::PrefillRun;
+use std::sync::Arc;
+use std::sync::mpsc as queue;
+use std::time::Instant;
+use tokio::sync::{broadcast, mpsc, oneshot};
+use worker::{Job, Worker};
+
+/// Prompt tokens of the first measurement: enough to take the path that prefill takes, a quarter of its piece, so
+/// that starting several instances of a small model takes a second together.
+const WARM_UP_TOKENS: usize = 16;
+
+/// What an instance is to be.
+#[derive(Clone, Debug)]
+pub struct InstanceConfig {
+    /// Unique within the site.
+    pub name: InstanceName,
+    /// The model's public name.
+    pub model: ModelName,
+    /// Raised whenever the model's files change; KV of one version never meets another.
+    pub model_version: u64,
+    /// What it is for. Jobs of the other kind are refused.
+    pub role: Role,
+    /// Sequences decoded at once, at least 1; further ones wait.
+    pub decode_slots: u32,
+    /// Memory for KV kept for reuse.
+    pub pool: Bytes,
+}
+
+/// A running instance. Dropping it fails its jobs and ends its thread.
+#[derive(Debug)]
+pub struct NativeInstance {
+    shared: Arc<Shared>,
+    jobs: queue::Sender<Job>,
+}
+
+/// What the handle and the worker both see.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) model: Arc<LoadedModel>,
+    pub(crate) description: EngineDescription,
+    pub(crate) cache: Cache,
+    pub(crate) meter: Arc<Meter>,
+}
+
+impl NativeInstance {
+    /// Starts the worker thread, after a short measurement so that [`Engine::load`] tells speeds from the beginning.
+    ///
+    /// # Errors
+    /// [`EngineError::BadJob`] when the configuration has no decode slot; [`EngineError::Broken`] when the model does
+    /// not run or the thread cannot be started.
+    pub fn start(model: Arc<LoadedModel>, config: InstanceConfig) -> Result<Self, EngineError> {
+        if config.decode_slots == 0 {
+            return Err(EngineError::BadJob(
+                "decode_slots is 0; at least 1 is needed".to_owned(),
+            ));
+        }
+        let layout = Arc::new(KvLayout {
+            model: config.model.clone(),
+            model_version: config.model_version,
+            dtype: KvDtype::F32,
+            block_tokens: BLOCK_TOKENS,
+            layers: model.layers(),
+        });
+        let description = EngineDescription {
+            instance: config.name,
+            model: config.model,
+            role: config.role,
+            layout: Arc::clone(&layout),
+            context_tokens: model.context_tokens(),
+            vocabulary: model.vocabulary(),
+            decode_slots: config.decode_slots,
+        };
+        let meter = Arc::new(Meter::new());
+        warm_up(&model, &meter)?;
+        let cache = Cache::new(config.pool, layout);
+        let shared = Arc::new(Shared {
+            model,
+            description,
+            cache,
+            meter,
+        });
+        let (jobs, inbox) = queue::channel();
+        let worker = Worker::new(Arc::clone(&shared), inbox);
+        std::thread::Builder::new()
+            .name(format!("engine-{}", shared.description.instance))
+            .spawn(move || worker.run())
+            .map_err(|e| EngineError::Broken(format!("the worker thread could not be started: {e}")))?;
+        Ok(Self { shared, jobs })
+    }
+}
+
+/// Measures one piece of prefill and one decode step.
+fn warm_up(model: &LoadedModel, meter: &Meter) -> Result<(), EngineError> {
+    let mut state = model.network.fresh_state();
+    let tokens = vec![
+        0;
+        WARM_UP_TOKENS
+            .min(model.network.config.context.saturating_sub(1))
+            .max(1)
+    ];
+    let started = Instant::now();
+    model.network.run(&tokens, &mut state, &mut never_stop)?;
+    meter.prefilled(tokens.len(), started.elapsed());
+    let started = Instant::now();
+    let stream = model.network.run(&[0], &mut state, &mut never_stop)?;
+    model.network.logits(stream.row(0))?;
+    meter.decoded(started.elapsed());
+    Ok(())
+}
+
+/// What to say when the worker is gone.
+fn stopped() -> EngineError {
+    EngineError::Broken("the instance has stopped".to_owned())
+}
+
+#[async_trait]
+impl Engine for NativeInstance {
+    fn describe(&self) -> &EngineDescription {
+        &self.shared.description
+    }
+
+    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+        if self.shared.description.layout.is_hybrid() {
+            return HeldPrefix::default();
+        }
+        self.shared.cache.held(&Names::of(key, tokens))
+    }
+
+    async fn prefill(
+        &self,
+        job: PrefillJob,
+        pieces: mpsc::UnboundedSender<KvPiece>,
+    ) -> Result<PrefillReport, EngineError> {
+        check::check_prefill(&self.shared, &job)?;
+        let cancel = job.cancel.clone();
+        let (reply, report) = oneshot::channel();
+        let run = PrefillRun::new(job, pieces, reply, &self.shared.meter);
+        self.jobs.send(Job::Prefill(run)).map_err(|_| stopped())?;
+        tokio::select! {
+            outcome = report => outcome.unwrap_or_else(|_| Err(stopped())),
+            // Before the job's turn comes the worker does not look at it; the caller need not wait for that.
+            () = cancel.cancelled() => Err(EngineError::Cancelled),
+        }
+    }
+
+    fn decode(&self, job: DecodeJob) -> mpsc::UnboundedReceiver<DecodeEvent> {
+        let (events, receiver) = mpsc::unbounded_channel();
+        if let Err(error) = check::check_decode(&self.shared, &job) {
+            // The receiver is in this function's hands, so the send cannot fail.
+            let _ = events.send(DecodeEvent::Failed(error));
+            return receiver;
+        }
+        let run = DecodeRun::new(job, events, &self.shared.meter);
+        if let Err(queue::SendError(Job::Decode(run))) = self.jobs.send(Job::Decode(run)) {
+            run.fail(stopped());
+        }
+        receiver
+    }
+
+    fn load(&self) -> EngineLoad {
+        EngineLoad {
+            kv_used: self.shared.cache.used(),
+            ..self.shared.meter.load()
+        }
+    }
+
+    fn events(&self) -> broadcast::Receiver<KvEvent> {
+        self.shared.cache.events()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portolan_base::RequestId;
+    use portolan_ports::{Cancel, KvSet, Sampling};
+    use std::path::Path;
+
+    /// An instance of a model that believes its vocabulary larger than its embedding, so that a token beyond the
+    /// table passes the checks and breaks the forward pass.
+    fn broken_instance() -> NativeInstance {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/conformance/oracle/tiny-qwen3");
+        let mut model = crate::load_model(&folder).unwrap();
+        model.network.config.vocabulary += 1000;
+        let config = InstanceConfig {
+            name: InstanceName::new("a").unwrap(),
+            model: ModelName::new("m").unwrap(),
+            model_version: 1,
+            role: Role::Both,
+            decode_slots: 2,
+            pool: Bytes(1 << 20),
+        };
+        NativeInstance::start(Arc::new(model), config).unwrap()
+    }
+
+    async fn prefill(engine: &NativeInstance, tokens: &[u32]) -> Result<PrefillReport, EngineError> {
+        let job = PrefillJob {
+            request: RequestId::from_client("r").unwrap(),
+            key: TenantKey::derive(&[1; 32], "t", "m", 1),
+            tokens: tokens.into(),
+            held: 0,
+            cancel: Cancel::new(),
+        };
+        let (pieces, _receiver) = mpsc::unbounded_channel();
+        engine.prefill(job, pieces).await
+    }
+
+    fn decode(engine: &NativeInstance, token: u32) -> mpsc::UnboundedReceiver<DecodeEvent> {
+        engine.decode(DecodeJob {
+            request: RequestId::from_client("r").unwrap(),
+            key: TenantKey::derive(&[1; 32], "t", "m", 1),
+            prompt: [token].into(),
+            kv: KvSet::empty(Arc::clone(&engine.describe().layout)),
+            sampling: Sampling::GREEDY,
+            max_tokens: 3,
+            stop_ids: Vec::new(),
+            logits: false,
+            cancel: Cancel::new(),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_the_forward_pass_fails_its_job_and_no_other() {
+        let engine = broken_instance();
+        let healthy = decode(&engine, 5);
+        let broken = prefill(&engine, &[1, 2500]).await;
+        assert!(
+            matches!(&broken, Err(EngineError::Broken(reason)) if reason.contains("panicked")),
+            "{broken:?}"
+        );
+        let end = decode(&engine, 2500).recv().await;
+        assert!(
+            matches!(&end, Some(DecodeEvent::Failed(EngineError::Broken(_)))),
+            "{end:?}"
+        );
+        let mut healthy = healthy;
+        let mut tokens = 0;
+        while let Some(event) = healthy.recv().await {
+            tokens += usize::from(matches!(event, DecodeEvent::Token(_)));
+        }
+        assert_eq!(tokens, 3);
+        assert_eq!(engine.load().decode_running, 0);
+    }
+}

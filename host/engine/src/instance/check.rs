@@ -1,0 +1,111 @@
+//! Refuses jobs that cannot be done, before they wait.
+
+use super::Shared;
+use crate::BLOCK_TOKENS;
+use crate::load::LoadedModel;
+use portolan_base::kv::KvLayout;
+use portolan_ports::{DecodeJob, EngineError, PrefillJob, Role};
+
+/// Checks that `prompt` and `max_tokens` more fit the model.
+pub(crate) fn check_prompt(model: &LoadedModel, prompt: &[u32], max_tokens: u32) -> Result<(), EngineError> {
+    let (vocabulary, context) = (model.vocabulary(), model.context_tokens().0);
+    if prompt.is_empty() {
+        return bad("the prompt is empty; at least one token is needed".to_owned());
+    }
+    if let Some((at, token)) = prompt.iter().enumerate().find(|(_, token)| **token >= vocabulary) {
+        return bad(format!(
+            "token {token} at position {at} is not below the vocabulary's {vocabulary}"
+        ));
+    }
+    let wanted = prompt.len() as u64 + u64::from(max_tokens);
+    if wanted > u64::from(context) {
+        let prompt = prompt.len();
+        return bad(format!(
+            "{prompt} prompt tokens and {max_tokens} more make {wanted}, the context holds {context}"
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn check_prefill(shared: &Shared, job: &PrefillJob) -> Result<(), EngineError> {
+    check_role(shared, Role::prefills, "prefill")?;
+    // One more: the prompt's last token, which is not prefilled but must fit.
+    check_prompt(&shared.model, &job.tokens, 1)?;
+    let tokens = job.tokens.len();
+    if !job.held.is_multiple_of(BLOCK_TOKENS) || job.held as usize > tokens {
+        return bad(format!(
+            "held is {}; it must be a multiple of {BLOCK_TOKENS} and at most the {tokens} tokens",
+            job.held
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn check_decode(shared: &Shared, job: &DecodeJob) -> Result<(), EngineError> {
+    check_role(shared, Role::decodes, "decode")?;
+    check_prompt(&shared.model, &job.prompt, job.max_tokens)?;
+    if job.max_tokens == 0 {
+        return bad("max_tokens is 0; at least 1 is needed".to_owned());
+    }
+    let sampling = job.sampling;
+    if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
+        return bad(format!(
+            "temperature is {}; it must be 0 or a positive number",
+            sampling.temperature
+        ));
+    }
+    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
+        return bad(format!(
+            "top_p is {}; it must be above 0 and at most 1",
+            sampling.top_p
+        ));
+    }
+    check_layout(job.kv.layout(), &shared.description.layout)?;
+    let (has, needs) = (job.kv.tokens() as usize, job.prompt.len() - 1);
+    if has != needs {
+        return bad(format!(
+            "the KV covers {has} tokens; a prompt of {} needs {needs}",
+            job.prompt.len()
+        ));
+    }
+    Ok(())
+}
+
+fn check_role(shared: &Shared, may: fn(Role) -> bool, what: &str) -> Result<(), EngineError> {
+    let description = &shared.description;
+    if may(description.role) {
+        return Ok(());
+    }
+    bad(format!(
+        "instance {} does not {what}; its role is {:?}",
+        description.instance, description.role
+    ))
+}
+
+fn check_layout(theirs: &KvLayout, ours: &KvLayout) -> Result<(), EngineError> {
+    if theirs == ours {
+        return Ok(());
+    }
+    let tell = |layout: &KvLayout| {
+        let KvLayout {
+            model,
+            model_version,
+            dtype,
+            block_tokens,
+            layers,
+        } = layout;
+        format!(
+            "{model} version {model_version}, {} layers, {dtype:?}, blocks of {block_tokens}",
+            layers.len()
+        )
+    };
+    bad(format!(
+        "the KV is of {}; this instance runs {}; layers may differ in shape too",
+        tell(theirs),
+        tell(ours)
+    ))
+}
+
+fn bad(reason: String) -> Result<(), EngineError> {
+    Err(EngineError::BadJob(reason))
+}

@@ -1,0 +1,149 @@
+//! A decode job on its way through the worker, one token a turn.
+
+use super::Shared;
+use super::cache::{BlockKv, Names};
+use super::meter::{CountedDecode, Meter};
+use crate::BLOCK_TOKENS;
+use crate::generate::{Chosen, Generation, Wanted, no_numbers};
+use crate::network::state::{LayerState, SequenceState};
+use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// A job, waiting until it gets a slot and running from then on.
+#[derive(Debug)]
+pub(crate) struct DecodeRun {
+    job: DecodeJob,
+    events: mpsc::UnboundedSender<DecodeEvent>,
+    generation: Option<Generation>,
+    /// Whether the logits are still to be sent.
+    logits_due: bool,
+    _counted: CountedDecode,
+}
+
+/// Whether a job needs another turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It does.
+    Unfinished,
+    /// It is complete, and its receiver knows.
+    Done,
+}
+
+impl DecodeRun {
+    pub(crate) fn new(
+        job: DecodeJob,
+        events: mpsc::UnboundedSender<DecodeEvent>,
+        meter: &Arc<Meter>,
+    ) -> Self {
+        let logits_due = job.logits;
+        Self {
+            job,
+            events,
+            generation: None,
+            logits_due,
+            _counted: CountedDecode::new(meter),
+        }
+    }
+
+    /// Whether nobody waits for the answer.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.job.cancel.is_cancelled() || self.events.is_closed()
+    }
+
+    /// Ends the job: with an event, unless it was cancelled.
+    pub(crate) fn fail(self, error: EngineError) {
+        if error != EngineError::Cancelled {
+            // A receiver that is gone is no error.
+            let _ = self.events.send(DecodeEvent::Failed(error));
+        }
+    }
+
+    /// Takes a turn: one token.
+    pub(crate) fn turn(&mut self, shared: &Shared) -> Result<Progress, EngineError> {
+        let mut generation = match self.generation.take() {
+            Some(generation) => generation,
+            None => self.begin(shared)?,
+        };
+        let began = Instant::now();
+        let mut observe = |_: usize, _: &LayerState| {
+            if self.is_cancelled() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let logits = generation.step(&shared.model.network, &mut observe)?;
+        shared.meter.decoded(began.elapsed());
+        let chosen = generation.choose(&logits);
+        if std::mem::take(&mut self.logits_due) {
+            self.send(DecodeEvent::Logits(logits))?;
+        }
+        match chosen {
+            Chosen::Token(token) => {
+                self.send(DecodeEvent::Token(token))?;
+                self.generation = Some(generation);
+                return Ok(Progress::Unfinished);
+            }
+            Chosen::LastToken(token) => {
+                self.send(DecodeEvent::Token(token))?;
+                self.send(DecodeEvent::Finished(FinishReason::Length))?;
+            }
+            Chosen::Stop => self.send(DecodeEvent::Finished(FinishReason::Stop))?,
+            Chosen::Nothing => return Err(no_numbers()),
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Unpacks the prompt's KV; an attention-only model's full blocks are kept for reuse.
+    fn begin(&self, shared: &Shared) -> Result<Generation, EngineError> {
+        let (last, before) = self
+            .job
+            .prompt
+            .split_last()
+            .ok_or_else(|| EngineError::BadJob("the prompt is empty".to_owned()))?;
+        let mut state = shared.model.network.fresh_state();
+        for (index, layer) in (0u16..).zip(&mut state.layers) {
+            for piece in self.job.kv.layer(index) {
+                layer.restore(&piece.bytes);
+            }
+        }
+        state.tokens = before.len();
+        if !shared.description.layout.is_hybrid() {
+            keep(shared, &Names::of(&self.job.key, before), &state);
+        }
+        let wanted = Wanted {
+            sampling: self.job.sampling,
+            max_tokens: self.job.max_tokens,
+            stop_ids: self.job.stop_ids.clone(),
+        };
+        Ok(Generation::new(state, *last, wanted))
+    }
+
+    fn send(&self, event: DecodeEvent) -> Result<(), EngineError> {
+        self.events.send(event).map_err(|_| EngineError::Cancelled)
+    }
+}
+
+/// Keeps the blocks that the pool lacks. They are copied: a received piece may be a slice of a larger buffer, which
+/// it would keep alive beyond the pool's budget.
+fn keep(shared: &Shared, names: &Names, state: &SequenceState) {
+    let block = BLOCK_TOKENS as usize;
+    for index in shared.cache.lookup(names).len()..names.len() {
+        let piece = |layer: &LayerState| match layer {
+            LayerState::Attention(state) => Some(state.piece(index * block..(index + 1) * block)),
+            LayerState::Recurrent(_) => None,
+        };
+        let attention = state.layers.iter().filter_map(piece).collect();
+        shared.cache.store(
+            names,
+            index,
+            BlockKv {
+                attention,
+                snapshot: None,
+            },
+        );
+    }
+}

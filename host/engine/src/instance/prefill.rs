@@ -1,0 +1,194 @@
+//! A prefill job on its way through the worker, one piece a turn.
+
+use super::Shared;
+use super::cache::{BlockKv, Names};
+use super::meter::{Meter, QueuedPrefill};
+use crate::BLOCK_TOKENS;
+use crate::generate::next_piece;
+use crate::network::state::{LayerState, SequenceState};
+use bytes::Bytes;
+use portolan_base::Tokens;
+use portolan_ports::kvset::piece_id;
+use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport};
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+
+/// A job, waiting until its first turn and running from then on.
+#[derive(Debug)]
+pub(crate) struct PrefillRun {
+    job: PrefillJob,
+    pieces: mpsc::UnboundedSender<KvPiece>,
+    reply: oneshot::Sender<Result<PrefillReport, EngineError>>,
+    queued: QueuedPrefill,
+    arrived: Instant,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    state: SequenceState,
+    names: Names,
+    cached: usize,
+    started: Instant,
+}
+
+/// Whether a job needs another turn.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// It does.
+    Unfinished,
+    /// It is complete.
+    Done(PrefillReport),
+}
+
+impl PrefillRun {
+    pub(crate) fn new(
+        job: PrefillJob,
+        pieces: mpsc::UnboundedSender<KvPiece>,
+        reply: oneshot::Sender<Result<PrefillReport, EngineError>>,
+        meter: &Arc<Meter>,
+    ) -> Self {
+        let queued = QueuedPrefill::new(meter, job.tokens.len() as u32);
+        Self {
+            job,
+            pieces,
+            reply,
+            queued,
+            arrived: Instant::now(),
+            running: None,
+        }
+    }
+
+    /// Whether nobody waits for the result.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.job.cancel.is_cancelled() || self.reply.is_closed() || self.pieces.is_closed()
+    }
+
+    /// Answers the job. The caller may be gone, which is no error.
+    pub(crate) fn finish(self, outcome: Result<PrefillReport, EngineError>) {
+        drop(self.pieces);
+        drop(self.queued);
+        let _ = self.reply.send(outcome);
+    }
+
+    /// Takes a turn: what the cache holds first, then one piece.
+    pub(crate) fn turn(&mut self, shared: &Shared) -> Result<Progress, EngineError> {
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => self.begin(shared)?,
+        };
+        if running.state.tokens < self.job.tokens.len() {
+            self.compute_piece(shared, &mut running)?;
+        }
+        if running.state.tokens < self.job.tokens.len() {
+            self.running = Some(running);
+            return Ok(Progress::Unfinished);
+        }
+        self.send_recurrent(&running.state)?;
+        Ok(Progress::Done(PrefillReport {
+            cached: running.cached as u32,
+            computed: (self.job.tokens.len() - running.cached) as u32,
+            queue_us: micros(running.started - self.arrived),
+            compute_us: micros(running.started.elapsed()),
+        }))
+    }
+
+    /// Takes what the cache holds, and sends on what of it the receiver lacks.
+    fn begin(&mut self, shared: &Shared) -> Result<Running, EngineError> {
+        let started = Instant::now();
+        let names = Names::of(&self.job.key, &self.job.tokens);
+        let blocks = shared.cache.lookup(&names);
+        let mut state = shared.model.network.fresh_state();
+        shared.cache.restore(&blocks, &mut state);
+        let skipped = (self.job.held / BLOCK_TOKENS) as usize;
+        let lacking = blocks.get(skipped..).unwrap_or_default();
+        for piece in shared.cache.attention_pieces(lacking, skipped) {
+            self.pieces.send(piece).map_err(|_| EngineError::Cancelled)?;
+        }
+        self.queued.done(state.tokens);
+        Ok(Running {
+            cached: state.tokens,
+            state,
+            names,
+            started,
+        })
+    }
+
+    fn compute_piece(&mut self, shared: &Shared, running: &mut Running) -> Result<(), EngineError> {
+        let range = next_piece(running.state.tokens, self.job.tokens.len());
+        let began = Instant::now();
+        let mut attention = Vec::new();
+        let mut observe = |layer: usize, state: &LayerState| {
+            if let LayerState::Attention(state) = state {
+                let bytes = state.piece(range.clone());
+                attention.push(bytes.clone());
+                self.send_attention(layer, &range, bytes)?;
+            }
+            if self.is_cancelled() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let tokens = &self.job.tokens[range.clone()];
+        shared
+            .model
+            .network
+            .run(tokens, &mut running.state, &mut observe)?;
+        shared.meter.prefilled(tokens.len(), began.elapsed());
+        self.queued.done(range.len());
+        if range.len() == BLOCK_TOKENS as usize {
+            let snapshot = shared
+                .description
+                .layout
+                .is_hybrid()
+                .then(|| recurrent_pieces(&running.state));
+            let index = range.start / BLOCK_TOKENS as usize;
+            shared
+                .cache
+                .store(&running.names, index, BlockKv { attention, snapshot });
+        }
+        Ok(())
+    }
+
+    /// Sends keys and values unless the receiver holds them.
+    fn send_attention(&self, layer: usize, range: &Range<usize>, bytes: Bytes) -> ControlFlow<()> {
+        if range.end <= self.job.held as usize {
+            return ControlFlow::Continue(());
+        }
+        let id = piece_id(layer as u16, range.start as u32, Tokens(range.len() as u32));
+        match self.pieces.send(KvPiece { id, bytes }) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+
+    fn send_recurrent(&self, state: &SequenceState) -> Result<(), EngineError> {
+        for (layer, kept) in (0u16..).zip(&state.layers) {
+            if let LayerState::Recurrent(kept) = kept {
+                let id = piece_id(layer, state.tokens as u32, Tokens(0));
+                self.pieces
+                    .send(KvPiece {
+                        id,
+                        bytes: kept.piece(),
+                    })
+                    .map_err(|_| EngineError::Cancelled)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn recurrent_pieces(state: &SequenceState) -> Vec<Bytes> {
+    let piece = |layer: &LayerState| match layer {
+        LayerState::Recurrent(state) => Some(state.piece()),
+        LayerState::Attention(_) => None,
+    };
+    state.layers.iter().filter_map(piece).collect()
+}
+
+fn micros(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

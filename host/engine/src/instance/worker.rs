@@ -1,0 +1,148 @@
+//! The worker thread: continuous batching by turns. Each turn gives one token to every running sequence, then one
+//! piece to the first prefill in the queue, so neither kind of work starves the other.
+
+use super::decode::{self, DecodeRun};
+use super::prefill::{self, PrefillRun};
+use super::{Shared, stopped};
+use portolan_ports::EngineError;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+/// Work for the thread.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Compute KV.
+    Prefill(PrefillRun),
+    /// Generate tokens.
+    Decode(DecodeRun),
+}
+
+/// The thread's own state.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    inbox: Receiver<Job>,
+    prefills: VecDeque<PrefillRun>,
+    waiting: VecDeque<DecodeRun>,
+    running: Vec<DecodeRun>,
+}
+
+impl Worker {
+    pub(crate) fn new(shared: Arc<Shared>, inbox: Receiver<Job>) -> Self {
+        Self {
+            shared,
+            inbox,
+            prefills: VecDeque::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+        }
+    }
+
+    /// Works until the instance is dropped, then fails what is left.
+    pub(crate) fn run(mut self) {
+        while self.receive() {
+            self.drop_cancelled();
+            self.admit();
+            self.decode_turn();
+            self.prefill_turn();
+        }
+        for run in self.prefills {
+            run.finish(Err(stopped()));
+        }
+        for run in self.running.into_iter().chain(self.waiting) {
+            run.fail(stopped());
+        }
+    }
+
+    /// Takes in new jobs, waiting for one when there is nothing to do. False when no more can come.
+    fn receive(&mut self) -> bool {
+        if self.prefills.is_empty() && self.waiting.is_empty() && self.running.is_empty() {
+            match self.inbox.recv() {
+                Ok(job) => self.accept(job),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(job) => self.accept(job),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn accept(&mut self, job: Job) {
+        match job {
+            Job::Prefill(run) => self.prefills.push_back(run),
+            Job::Decode(run) => self.waiting.push_back(run),
+        }
+    }
+
+    fn drop_cancelled(&mut self) {
+        for _ in 0..self.prefills.len() {
+            let Some(run) = self.prefills.pop_front() else {
+                break;
+            };
+            if run.is_cancelled() {
+                run.finish(Err(EngineError::Cancelled));
+            } else {
+                self.prefills.push_back(run);
+            }
+        }
+        self.waiting.retain(|run| !run.is_cancelled());
+        self.running.retain(|run| !run.is_cancelled());
+    }
+
+    fn admit(&mut self) {
+        let free = (self.shared.description.decode_slots as usize).saturating_sub(self.running.len());
+        let admitted = self.waiting.len().min(free);
+        self.running.extend(self.waiting.drain(..admitted));
+    }
+
+    fn decode_turn(&mut self) {
+        for mut run in std::mem::take(&mut self.running) {
+            match contained(|| run.turn(&self.shared)) {
+                Ok(decode::Progress::Unfinished) => self.running.push(run),
+                Ok(decode::Progress::Done) => {}
+                Err(error) => {
+                    self.note(&error);
+                    run.fail(error);
+                }
+            }
+        }
+    }
+
+    fn prefill_turn(&mut self) {
+        let Some(mut run) = self.prefills.pop_front() else {
+            return;
+        };
+        match contained(|| run.turn(&self.shared)) {
+            Ok(prefill::Progress::Unfinished) => self.prefills.push_front(run),
+            Ok(prefill::Progress::Done(report)) => run.finish(Ok(report)),
+            Err(error) => {
+                self.note(&error);
+                run.finish(Err(error));
+            }
+        }
+    }
+
+    fn note(&self, error: &EngineError) {
+        if matches!(error, EngineError::Broken(_)) {
+            tracing::error!(instance = %self.shared.description.instance, %error, "a job failed");
+        }
+    }
+}
+
+/// Runs one turn; a panic in it fails the job and not the instance. The job's state is dropped with it, and the pool
+/// is locked only around its own operations, so nothing half-changed stays behind.
+fn contained<T>(turn: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+    catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(EngineError::Broken(format!("the forward pass panicked: {text}")))
+    })
+}

@@ -1,0 +1,74 @@
+//! A model from its files: a Hugging Face folder, or a GGUF file.
+
+mod build;
+mod error;
+mod folder;
+mod gguf;
+mod hf_config;
+mod weights;
+
+pub use error::LoadError;
+
+use crate::network::Network;
+use crate::text::ModelText;
+use portolan_base::Tokens;
+use portolan_base::kv::LayerKv;
+use portolan_ports::TextModel;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model in memory: weights in 32-bit floats, tokenizer, chat template. Instances share one through an [`Arc`].
+#[derive(Debug)]
+pub struct LoadedModel {
+    pub(crate) network: Network,
+    text: Arc<ModelText>,
+}
+
+impl LoadedModel {
+    pub(crate) fn new(network: Network, text: ModelText) -> Self {
+        Self {
+            network,
+            text: Arc::new(text),
+        }
+    }
+
+    /// Its tokenizer and chat template.
+    pub fn text(&self) -> Arc<dyn TextModel> {
+        Arc::clone(&self.text) as Arc<dyn TextModel>
+    }
+
+    /// What each layer keeps, in the order of the forward pass.
+    pub fn layers(&self) -> Vec<LayerKv> {
+        self.network.layer_kv()
+    }
+
+    /// Longest prompt and answer together.
+    pub fn context_tokens(&self) -> Tokens {
+        Tokens(self.network.config.context as u32)
+    }
+
+    /// Token ids are below this.
+    pub fn vocabulary(&self) -> u32 {
+        self.network.config.vocabulary as u32
+    }
+}
+
+/// Loads a model.
+///
+/// A folder holds `config.json`, `tokenizer.json`, and the weights as `model.safetensors` or as shards with
+/// `model.safetensors.index.json`; `tokenizer_config.json`, `chat_template.jinja` and `generation_config.json` are
+/// read when present. Architectures: `Qwen3ForCausalLM`, `Qwen3_5ForCausalLM`.
+///
+/// A `.gguf` file holds everything; its weights are converted to 32-bit floats. Architecture: `llama`.
+///
+/// # Errors
+/// [`LoadError`] names the file, key or tensor at fault and says what would be accepted.
+pub fn load_model(path: &Path) -> Result<LoadedModel, LoadError> {
+    if path.is_dir() {
+        folder::load(path)
+    } else if path.extension().is_some_and(|extension| extension == "gguf") {
+        gguf::load(path)
+    } else {
+        Err(LoadError::NotAModel(path.to_owned()))
+    }
+}

@@ -1,0 +1,206 @@
+//! A GGUF file of the Llama architecture.
+
+use super::weights::Gguf;
+use super::{LoadError, LoadedModel, build};
+use crate::kernel::rope::RopePairs;
+use crate::network::config::{
+    AttentionConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, QkNorm, RopeConfig,
+};
+use crate::text::{ModelText, TextParts};
+use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::{PreTokenizerWrapper, Tokenizer};
+
+/// Base frequency of a rotary embedding when the file names none; the format's default.
+const DEFAULT_ROPE_BASE: f32 = 10_000.0;
+
+pub(super) fn load(path: &Path) -> Result<LoadedModel, LoadError> {
+    let file = File::open(path).map_err(|source| LoadError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut file = BufReader::new(file);
+    let content = Content::read(&mut file).map_err(|e| LoadError::Format {
+        path: path.to_owned(),
+        reason: e.to_string(),
+    })?;
+    let meta = Metadata {
+        path,
+        content: &content,
+    };
+    let config = config(&meta)?;
+    let text = text(&meta)?;
+    let weights = Gguf {
+        content: &content,
+        file: RefCell::new(file),
+        path,
+    };
+    let network = build::build(path, config, &weights)?;
+    Ok(LoadedModel::new(network, text))
+}
+
+struct Metadata<'a> {
+    path: &'a Path,
+    content: &'a Content,
+}
+
+impl Metadata<'_> {
+    fn problem(&self, key: &str, problem: &str) -> LoadError {
+        LoadError::Setting {
+            path: self.path.to_owned(),
+            key: key.to_owned(),
+            problem: problem.to_owned(),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.content.metadata.get(key)
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>, LoadError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.problem(key, "is not text")),
+        }
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = value.to_u64().or_else(|_| value.to_u32().map(u64::from));
+        let number = number.map_err(|_| self.problem(key, "is not a whole number"))?;
+        match number {
+            0 => Err(self.problem(key, "is 0; it must be at least 1")),
+            n if n > 1 << 24 => Err(self.problem(key, "is larger than any model's; the file is damaged")),
+            n => Ok(Some(n as usize)),
+        }
+    }
+
+    fn required(&self, key: &str) -> Result<usize, LoadError> {
+        self.count(key)?.ok_or_else(|| self.problem(key, "is missing"))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        let read = |value: &Value| {
+            value
+                .to_f32()
+                .map_err(|_| self.problem(key, "is not a 32-bit float"))
+        };
+        self.get(key).map(read).transpose()
+    }
+
+    fn token(&self, key: &str) -> Result<Option<u32>, LoadError> {
+        let read = |value: &Value| value.to_u32().map_err(|_| self.problem(key, "is not a token id"));
+        self.get(key).map(read).transpose()
+    }
+}
+
+fn config(meta: &Metadata<'_>) -> Result<NetworkConfig, LoadError> {
+    let architecture = meta.text("general.architecture")?.unwrap_or("(none)");
+    if architecture != "llama" {
+        let problem = format!("is {architecture:?}; only \"llama\" is supported in GGUF files");
+        return Err(meta.problem("general.architecture", &problem));
+    }
+    let scaling = meta.text("llama.rope.scaling.type")?.unwrap_or("none");
+    if scaling != "none" || meta.content.tensor_infos.contains_key("rope_freqs.weight") {
+        return Err(meta.problem(
+            "llama.rope.scaling.type",
+            "asks for a scaled rotary embedding, which is not supported",
+        ));
+    }
+    let hidden = meta.required("llama.embedding_length")?;
+    let heads = meta.required("llama.attention.head_count")?;
+    let kv_heads = meta.count("llama.attention.head_count_kv")?.unwrap_or(heads);
+    if heads % kv_heads != 0 || hidden % heads != 0 {
+        let problem =
+            format!("is {kv_heads}; it must divide {heads} heads, and they the {hidden} values of a token");
+        return Err(meta.problem("llama.attention.head_count_kv", &problem));
+    }
+    let head_dim = meta
+        .count("llama.attention.key_length")?
+        .unwrap_or(hidden / heads);
+    let rope_width = meta.count("llama.rope.dimension_count")?.unwrap_or(head_dim);
+    if rope_width > head_dim || rope_width % 2 != 0 {
+        let problem = format!("is {rope_width}; it must be even and at most the head's {head_dim}");
+        return Err(meta.problem("llama.rope.dimension_count", &problem));
+    }
+    let epsilon = "llama.attention.layer_norm_rms_epsilon";
+    Ok(NetworkConfig {
+        hidden,
+        intermediate: meta.required("llama.feed_forward_length")?,
+        vocabulary: token_count(meta)?,
+        context: meta.required("llama.context_length")?,
+        norm_epsilon: meta
+            .number(epsilon)?
+            .ok_or_else(|| meta.problem(epsilon, "is missing"))?,
+        norm_weight: NormWeight::Plain,
+        rope: RopeConfig {
+            theta: meta.number("llama.rope.freq_base")?.unwrap_or(DEFAULT_ROPE_BASE),
+            width: rope_width,
+            pairs: RopePairs::Adjacent,
+        },
+        attention: AttentionConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            qk_norm: QkNorm::Absent,
+            gate: OutputGate::Absent,
+        },
+        delta_net: None,
+        layers: vec![LayerKind::Attention; meta.required("llama.block_count")?.min(usize::from(u16::MAX))],
+    })
+}
+
+fn token_count(meta: &Metadata<'_>) -> Result<usize, LoadError> {
+    match meta.get("tokenizer.ggml.tokens") {
+        Some(Value::Array(tokens)) => Ok(tokens.len()),
+        _ => Err(meta.problem("tokenizer.ggml.tokens", "is missing or not a list")),
+    }
+}
+
+fn text(meta: &Metadata<'_>) -> Result<ModelText, LoadError> {
+    let unusable = |reason: String| LoadError::Tokenizer {
+        path: meta.path.to_owned(),
+        reason,
+    };
+    let mut tokenizer = Tokenizer::from_gguf(meta.content).map_err(|e| unusable(e.to_string()))?;
+    let pre = meta.text("tokenizer.ggml.pre")?.unwrap_or("gpt-2");
+    if let Some(cut) = pre_tokenizer(pre).map_err(|problem| meta.problem("tokenizer.ggml.pre", &problem))? {
+        tokenizer.with_pre_tokenizer(Some(cut));
+    }
+    let bos = meta.token("tokenizer.ggml.bos_token_id")?;
+    let eos = meta.token("tokenizer.ggml.eos_token_id")?;
+    let end_of_turn = meta.token("tokenizer.ggml.eot_token_id")?;
+    let name = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+    let parts = TextParts {
+        template: meta.text("tokenizer.chat_template")?.map(str::to_owned),
+        bos: name(bos),
+        eos: name(eos),
+        stop_ids: eos.into_iter().chain(end_of_turn).collect(),
+        tokenizer,
+    };
+    ModelText::new(meta.path, meta.path, parts)
+}
+
+/// How text is cut before byte pairs are merged, by the name GGUF gives it; `None` where the tokenizer built from
+/// the file has the right cut already.
+fn pre_tokenizer(name: &str) -> Result<Option<PreTokenizerWrapper>, String> {
+    let gpt2 = ByteLevel::new(false, true, true);
+    match name {
+        "gpt-2" | "gpt2" | "default" => Ok(Some(gpt2.into())),
+        "smollm" => Ok(Some(
+            Sequence::new(vec![Digits::new(true).into(), gpt2.into()]).into(),
+        )),
+        "qwen2" => Ok(None),
+        other => Err(format!("is {other:?}; gpt-2, smollm and qwen2 are supported")),
+    }
+}

@@ -1,0 +1,284 @@
+//! `config.json` of a Hugging Face checkpoint.
+
+use super::LoadError;
+use crate::kernel::rope::RopePairs;
+use crate::network::config::{
+    AttentionConfig, DeltaNetConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, QkNorm, RopeConfig,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// Base frequency of a rotary embedding when the configuration names none; the reference implementation's default.
+const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// Token ids above this would not fit the range that the tokenizer and the wire use.
+const VOCABULARY_MAX: usize = 1 << 24;
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    #[serde(default)]
+    architectures: Vec<String>,
+    /// The language model's part of a checkpoint that also sees images.
+    text_config: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TextConfig {
+    hidden_size: usize,
+    intermediate_size: usize,
+    vocab_size: usize,
+    max_position_embeddings: usize,
+    rms_norm_eps: f32,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: Option<usize>,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    use_sliding_window: bool,
+    hidden_act: String,
+    rope_theta: Option<f32>,
+    partial_rotary_factor: Option<f32>,
+    rope_parameters: Option<RopeParameters>,
+    rope_scaling: Option<RopeParameters>,
+    layer_types: Option<Vec<String>>,
+    linear_conv_kernel_dim: Option<usize>,
+    linear_key_head_dim: Option<usize>,
+    linear_value_head_dim: Option<usize>,
+    linear_num_key_heads: Option<usize>,
+    linear_num_value_heads: Option<usize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct RopeParameters {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f32>,
+    partial_rotary_factor: Option<f32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Architecture {
+    Qwen3,
+    Qwen35,
+}
+
+impl Architecture {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "Qwen3ForCausalLM" => Some(Self::Qwen3),
+            "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" => Some(Self::Qwen35),
+            _ => None,
+        }
+    }
+}
+
+/// Reads and checks `config.json`, whose text is `text`.
+pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError> {
+    let malformed = |e: serde_json::Error| LoadError::Format {
+        path: path.to_owned(),
+        reason: e.to_string(),
+    };
+    let whole: Value = serde_json::from_str(text).map_err(malformed)?;
+    let outer = Config::deserialize(&whole).map_err(malformed)?;
+    let check = Check { path };
+    let architecture = outer
+        .architectures
+        .iter()
+        .find_map(|name| Architecture::named(name))
+        .ok_or_else(|| {
+            let found = outer.architectures.join(", ");
+            check.setting(
+                "architectures",
+                format!("names [{found}]; Qwen3ForCausalLM and Qwen3_5ForCausalLM are supported"),
+            )
+        })?;
+    let config = TextConfig::deserialize(outer.text_config.as_ref().unwrap_or(&whole)).map_err(malformed)?;
+    check.supported(&config)?;
+    let layers = check.layers(&config)?;
+    let attention = check.attention(&config, architecture)?;
+    Ok(NetworkConfig {
+        hidden: check.positive("hidden_size", config.hidden_size)?,
+        intermediate: check.positive("intermediate_size", config.intermediate_size)?,
+        vocabulary: check.within("vocab_size", config.vocab_size, VOCABULARY_MAX)?,
+        context: check.within(
+            "max_position_embeddings",
+            config.max_position_embeddings,
+            u32::MAX as usize,
+        )?,
+        norm_epsilon: config.rms_norm_eps,
+        norm_weight: match architecture {
+            Architecture::Qwen3 => NormWeight::Plain,
+            Architecture::Qwen35 => NormWeight::OffsetByOne,
+        },
+        rope: check.rope(&config, attention.head_dim)?,
+        attention,
+        delta_net: match layers.contains(&LayerKind::DeltaNet) {
+            true => Some(check.delta_net(&config)?),
+            false => None,
+        },
+        layers,
+    })
+}
+
+struct Check<'a> {
+    path: &'a Path,
+}
+
+impl Check<'_> {
+    fn setting(&self, key: &str, problem: String) -> LoadError {
+        LoadError::Setting {
+            path: self.path.to_owned(),
+            key: key.to_owned(),
+            problem,
+        }
+    }
+
+    fn within(&self, key: &str, value: usize, max: usize) -> Result<usize, LoadError> {
+        match value {
+            0 => Err(self.setting(key, "is 0; it must be at least 1".to_owned())),
+            v if v > max => Err(self.setting(key, format!("is {v}; at most {max} is supported"))),
+            v => Ok(v),
+        }
+    }
+
+    /// Sizes that are multiplied with each other: 2^20 is a hundred times the largest in use, and keeps products
+    /// of three of them within 64 bits.
+    fn positive(&self, key: &str, value: usize) -> Result<usize, LoadError> {
+        self.within(key, value, 1 << 20)
+    }
+
+    fn required(&self, key: &str, value: Option<usize>) -> Result<usize, LoadError> {
+        let value = value.ok_or_else(|| self.setting(key, "is missing".to_owned()))?;
+        self.positive(key, value)
+    }
+
+    /// Refuses what the forward pass does not compute.
+    fn supported(&self, config: &TextConfig) -> Result<(), LoadError> {
+        if config.hidden_act != "silu" {
+            return Err(self.setting(
+                "hidden_act",
+                format!("is {:?}; only \"silu\" is supported", config.hidden_act),
+            ));
+        }
+        if config.attention_bias {
+            return Err(self.setting(
+                "attention_bias",
+                "is true; projections with a bias are not supported".to_owned(),
+            ));
+        }
+        if config.use_sliding_window {
+            return Err(self.setting(
+                "use_sliding_window",
+                "is true; windowed attention is not supported".to_owned(),
+            ));
+        }
+        for (key, rope) in [
+            ("rope_parameters", &config.rope_parameters),
+            ("rope_scaling", &config.rope_scaling),
+        ] {
+            let kind = rope
+                .as_ref()
+                .and_then(|rope| rope.rope_type.as_deref())
+                .unwrap_or("default");
+            if kind != "default" {
+                return Err(self.setting(
+                    key,
+                    format!("has rope_type {kind:?}; only \"default\" is supported"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn layers(&self, config: &TextConfig) -> Result<Vec<LayerKind>, LoadError> {
+        let count = self.within(
+            "num_hidden_layers",
+            config.num_hidden_layers,
+            usize::from(u16::MAX),
+        )?;
+        let Some(types) = &config.layer_types else {
+            return Ok(vec![LayerKind::Attention; count]);
+        };
+        if types.len() != count {
+            return Err(self.setting(
+                "layer_types",
+                format!("has {} entries for {count} layers", types.len()),
+            ));
+        }
+        let kind = |name: &String| match name.as_str() {
+            "full_attention" => Ok(LayerKind::Attention),
+            "linear_attention" => Ok(LayerKind::DeltaNet),
+            other => Err(self.setting(
+                "layer_types",
+                format!("holds {other:?}; \"full_attention\" and \"linear_attention\" are supported"),
+            )),
+        };
+        types.iter().map(kind).collect()
+    }
+
+    fn attention(
+        &self,
+        config: &TextConfig,
+        architecture: Architecture,
+    ) -> Result<AttentionConfig, LoadError> {
+        let heads = self.positive("num_attention_heads", config.num_attention_heads)?;
+        let kv_heads = self.positive("num_key_value_heads", config.num_key_value_heads)?;
+        if heads % kv_heads != 0 {
+            let problem = format!("is {kv_heads}; it must divide the {heads} attention heads");
+            return Err(self.setting("num_key_value_heads", problem));
+        }
+        let head_dim = self.positive("head_dim", config.head_dim.unwrap_or(config.hidden_size / heads))?;
+        let gate = match architecture {
+            Architecture::Qwen3 => OutputGate::Absent,
+            Architecture::Qwen35 => OutputGate::Sigmoid,
+        };
+        Ok(AttentionConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            qk_norm: QkNorm::PerHead,
+            gate,
+        })
+    }
+
+    fn rope(&self, config: &TextConfig, head_dim: usize) -> Result<RopeConfig, LoadError> {
+        let nested = config.rope_parameters.as_ref();
+        let theta = nested
+            .and_then(|rope| rope.rope_theta)
+            .or(config.rope_theta)
+            .unwrap_or(DEFAULT_ROPE_THETA);
+        let factor = nested
+            .and_then(|rope| rope.partial_rotary_factor)
+            .or(config.partial_rotary_factor)
+            .unwrap_or(1.0);
+        let width = (head_dim as f32 * factor) as usize;
+        if width == 0 || width > head_dim || width % 2 != 0 {
+            let problem = format!("is {factor}; it must make an even part of a head of {head_dim}");
+            return Err(self.setting("partial_rotary_factor", problem));
+        }
+        Ok(RopeConfig {
+            theta,
+            width,
+            pairs: RopePairs::Halves,
+        })
+    }
+
+    fn delta_net(&self, config: &TextConfig) -> Result<DeltaNetConfig, LoadError> {
+        let key_heads = self.required("linear_num_key_heads", config.linear_num_key_heads)?;
+        let value_heads = self.required("linear_num_value_heads", config.linear_num_value_heads)?;
+        if value_heads % key_heads != 0 {
+            let problem = format!("is {value_heads}; it must be a multiple of the {key_heads} key heads");
+            return Err(self.setting("linear_num_value_heads", problem));
+        }
+        Ok(DeltaNetConfig {
+            key_heads,
+            value_heads,
+            key_dim: self.required("linear_key_head_dim", config.linear_key_head_dim)?,
+            value_dim: self.required("linear_value_head_dim", config.linear_value_head_dim)?,
+            conv_width: self.required("linear_conv_kernel_dim", config.linear_conv_kernel_dim)?,
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! What a network looks like, read from a Hugging Face `config.json` or from GGUF metadata.
+
+use crate::kernel::rope::RopePairs;
+
+/// How a norm's weight is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NormWeight {
+    /// As it is used.
+    Plain,
+    /// Less one.
+    OffsetByOne,
+}
+
+/// Whether queries and keys are normalised head by head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QkNorm {
+    /// They are not.
+    Absent,
+    /// By an RMS norm of the head's width.
+    PerHead,
+}
+
+/// Whether the query projection also yields a gate for the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputGate {
+    /// It does not.
+    Absent,
+    /// The second half of each head's projection gates the output through a sigmoid.
+    Sigmoid,
+}
+
+/// What mixes the tokens of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayerKind {
+    /// Softmax attention.
+    Attention,
+    /// Gated delta net.
+    DeltaNet,
+}
+
+/// Shapes of the attention layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct AttentionConfig {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) qk_norm: QkNorm,
+    pub(crate) gate: OutputGate,
+}
+
+/// Shapes of the recurrent layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeltaNetConfig {
+    pub(crate) key_heads: usize,
+    pub(crate) value_heads: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) conv_width: usize,
+}
+
+impl DeltaNetConfig {
+    /// Channels of the convolution: queries, keys and values side by side.
+    pub(crate) fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+}
+
+/// Rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RopeConfig {
+    pub(crate) theta: f32,
+    /// Values of a head that are rotated.
+    pub(crate) width: usize,
+    pub(crate) pairs: RopePairs,
+}
+
+/// A whole network.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct NetworkConfig {
+    pub(crate) hidden: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) vocabulary: usize,
+    /// Longest prompt and answer together.
+    pub(crate) context: usize,
+    pub(crate) norm_epsilon: f32,
+    pub(crate) norm_weight: NormWeight,
+    pub(crate) rope: RopeConfig,
+    pub(crate) attention: AttentionConfig,
+    /// Present when any layer is of [`LayerKind::DeltaNet`].
+    pub(crate) delta_net: Option<DeltaNetConfig>,
+    pub(crate) layers: Vec<LayerKind>,
+}

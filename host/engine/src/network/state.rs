@@ -1,0 +1,215 @@
+//! The KV of one sequence, and its form as bytes.
+
+use crate::kernel::Rows;
+use crate::kernel::attend::KeysValues;
+use bytes::Bytes;
+use portolan_base::kv::LayerKv;
+use std::ops::Range;
+
+/// State of every layer after a number of tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct SequenceState {
+    pub(crate) layers: Vec<LayerState>,
+    pub(crate) tokens: usize,
+}
+
+/// State of one layer.
+#[derive(Clone, Debug)]
+pub(crate) enum LayerState {
+    /// Keys and values.
+    Attention(AttentionState),
+    /// A state of fixed size.
+    Recurrent(RecurrentState),
+}
+
+/// Keys and values so far, `[tokens, head_dim]` for each key/value head.
+#[derive(Clone, Debug)]
+pub(crate) struct AttentionState {
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    head_dim: usize,
+}
+
+/// The last inputs of the convolution, and the memory of each head.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RecurrentState {
+    /// `[channels, width]`, the newest input last.
+    pub(crate) conv: Vec<f32>,
+    /// `[heads, key_dim, value_dim]`.
+    pub(crate) memory: Vec<f32>,
+}
+
+impl SequenceState {
+    /// The state before the first token.
+    pub(crate) fn new(layers: &[LayerKv]) -> Self {
+        Self {
+            layers: layers.iter().map(LayerState::new).collect(),
+            tokens: 0,
+        }
+    }
+}
+
+impl LayerState {
+    fn new(kind: &LayerKv) -> Self {
+        match *kind {
+            LayerKv::FullAttention { kv_heads, head_dim } => {
+                let empty = vec![Vec::new(); kv_heads as usize];
+                Self::Attention(AttentionState {
+                    keys: empty.clone(),
+                    values: empty,
+                    head_dim: head_dim as usize,
+                })
+            }
+            LayerKv::Recurrent {
+                conv_channels,
+                conv_width,
+                heads,
+                key_dim,
+                value_dim,
+            } => {
+                let conv = vec![0.0; conv_channels as usize * conv_width as usize];
+                let memory = vec![0.0; heads as usize * key_dim as usize * value_dim as usize];
+                Self::Recurrent(RecurrentState { conv, memory })
+            }
+        }
+    }
+
+    /// Takes a piece as [`LayerKv`] lays it out: keys and values are appended, a recurrent state is replaced.
+    pub(crate) fn restore(&mut self, piece: &[u8]) {
+        match self {
+            Self::Attention(state) => state.restore(piece),
+            Self::Recurrent(state) => state.restore(piece),
+        }
+    }
+}
+
+impl AttentionState {
+    pub(crate) fn tokens(&self) -> usize {
+        self.keys.first().map_or(0, |keys| keys.len() / self.head_dim)
+    }
+
+    pub(crate) fn keys_values(&self) -> KeysValues<'_> {
+        KeysValues {
+            keys: &self.keys,
+            values: &self.values,
+            head_dim: self.head_dim,
+        }
+    }
+
+    /// Adds tokens whose keys and values are `[tokens, kv_heads * head_dim]`.
+    pub(crate) fn append(&mut self, keys: &Rows, values: &Rows) {
+        for (rows, heads) in [(keys, &mut self.keys), (values, &mut self.values)] {
+            for row in rows.rows() {
+                for (head, part) in heads.iter_mut().zip(row.chunks_exact(self.head_dim)) {
+                    head.extend_from_slice(part);
+                }
+            }
+        }
+    }
+
+    /// Keys and values of a token range, `[2, kv_heads, tokens, head_dim]`.
+    pub(crate) fn piece(&self, tokens: Range<usize>) -> Bytes {
+        let range = tokens.start * self.head_dim..tokens.end * self.head_dim;
+        to_bytes(
+            self.keys
+                .iter()
+                .chain(&self.values)
+                .map(|head| &head[range.clone()]),
+        )
+    }
+
+    fn restore(&mut self, piece: &[u8]) {
+        let heads = self.keys.len() * 2;
+        let parts = piece.chunks_exact((piece.len() / heads).max(1));
+        for (head, part) in self.keys.iter_mut().chain(&mut self.values).zip(parts) {
+            head.extend(floats(part));
+        }
+    }
+}
+
+impl RecurrentState {
+    /// The whole state.
+    pub(crate) fn piece(&self) -> Bytes {
+        to_bytes([self.conv.as_slice(), &self.memory])
+    }
+
+    fn restore(&mut self, piece: &[u8]) {
+        for (slot, value) in self.conv.iter_mut().chain(&mut self.memory).zip(floats(piece)) {
+            *slot = value;
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn to_bytes<'a>(parts: impl IntoIterator<Item = &'a [f32]>) -> Bytes {
+    let mut out = Vec::new();
+    for part in parts {
+        out.reserve(part.len() * size_of::<f32>());
+        for value in part {
+            out.extend_from_slice(&value.to_le_bytes());
+        }
+    }
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_before_values_and_heads_before_tokens() {
+        let mut layer = LayerState::new(&LayerKv::FullAttention {
+            kv_heads: 2,
+            head_dim: 1,
+        });
+        let LayerState::Attention(state) = &mut layer else {
+            panic!("an attention layer")
+        };
+        state.append(
+            &Rows::new(vec![1.0, 2.0, 3.0, 4.0], 2),
+            &Rows::new(vec![5.0, 6.0, 7.0, 8.0], 2),
+        );
+        let piece = state.piece(0..2);
+        assert_eq!(
+            floats(&piece).collect::<Vec<_>>(),
+            [1.0, 3.0, 2.0, 4.0, 5.0, 7.0, 6.0, 8.0]
+        );
+        let (first, second) = (state.piece(0..1), state.piece(1..2));
+        let mut copy = LayerState::new(&LayerKv::FullAttention {
+            kv_heads: 2,
+            head_dim: 1,
+        });
+        copy.restore(&first);
+        copy.restore(&second);
+        let LayerState::Attention(copy) = copy else {
+            panic!("an attention layer")
+        };
+        assert_eq!((copy.tokens(), copy.piece(0..2)), (2, piece));
+    }
+
+    #[test]
+    fn a_recurrent_state_survives_the_way_through_bytes() {
+        let kind = LayerKv::Recurrent {
+            conv_channels: 1,
+            conv_width: 2,
+            heads: 1,
+            key_dim: 1,
+            value_dim: 2,
+        };
+        let state = RecurrentState {
+            conv: vec![1.0, 2.0],
+            memory: vec![-0.0, 4.0],
+        };
+        let mut copy = LayerState::new(&kind);
+        copy.restore(&state.piece());
+        let LayerState::Recurrent(copy) = copy else {
+            panic!("a recurrent layer")
+        };
+        assert_eq!(copy.piece(), state.piece());
+    }
+}

@@ -1,0 +1,93 @@
+//! Text in and out of a model: tokenizer, chat template, incremental decoding.
+
+mod bytes;
+mod stream;
+mod template;
+
+use crate::load::LoadError;
+use bytes::TokenBytes;
+use portolan_ports::{ChatMessage, TextError, TextModel, TextStream};
+use std::path::Path;
+use std::sync::Arc;
+use stream::ByteStream;
+use template::ChatTemplate;
+use tokenizers::Tokenizer;
+
+/// What a model's files say about its text.
+pub(crate) struct TextParts {
+    pub(crate) tokenizer: Tokenizer,
+    /// Jinja source.
+    pub(crate) template: Option<String>,
+    /// The begin-of-text token, as the template may write it.
+    pub(crate) bos: Option<String>,
+    /// The end-of-text token.
+    pub(crate) eos: Option<String>,
+    /// Tokens that end an answer, in any order, doubles allowed.
+    pub(crate) stop_ids: Vec<u32>,
+}
+
+/// The text side of a loaded model.
+#[derive(Debug)]
+pub(crate) struct ModelText {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    token_bytes: Arc<TokenBytes>,
+    stop_ids: Vec<u32>,
+}
+
+impl ModelText {
+    /// Checks and compiles the parts; errors name the file at fault.
+    pub(crate) fn new(
+        tokenizer_file: &Path,
+        template_file: &Path,
+        parts: TextParts,
+    ) -> Result<Self, LoadError> {
+        let token_bytes = TokenBytes::of(&parts.tokenizer).map_err(|reason| LoadError::Tokenizer {
+            path: tokenizer_file.to_owned(),
+            reason: reason.to_string(),
+        })?;
+        let compile = |source: String| {
+            ChatTemplate::compile(source, parts.bos.as_deref(), parts.eos.as_deref()).map_err(|e| {
+                LoadError::Template {
+                    path: template_file.to_owned(),
+                    reason: e.to_string(),
+                }
+            })
+        };
+        let template = parts.template.map(compile).transpose()?;
+        let mut stop_ids = parts.stop_ids;
+        stop_ids.sort_unstable();
+        stop_ids.dedup();
+        Ok(Self {
+            tokenizer: parts.tokenizer,
+            template,
+            token_bytes: Arc::new(token_bytes),
+            stop_ids,
+        })
+    }
+}
+
+impl TextModel for ModelText {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, special)
+            .map_err(|e| TextError::Tokenizer(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+        self.template
+            .as_ref()
+            .ok_or(TextError::NoChatTemplate)?
+            .render(messages)
+    }
+
+    fn stream(&self) -> Box<dyn TextStream> {
+        Box::new(ByteStream::new(Arc::clone(&self.token_bytes)))
+    }
+
+    fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+}
