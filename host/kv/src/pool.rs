@@ -126,8 +126,7 @@ impl PrefixPool {
                 .map_or(0, |last| last + 1);
             blocks.truncate(usable);
         }
-        // The end of the prefix first, so that of one prompt's blocks the most widely shared is the youngest.
-        for block in blocks.iter().rev() {
+        for block in &blocks {
             self.touch(&block.id);
         }
         Held { blocks }
