@@ -1,7 +1,7 @@
 //! Turns core modules that carry WIT metadata into components: `portolan-componentize OUT_DIR MODULE.wasm...`.
 //!
 //! A component is named after its module, with `-` for the `_` that Rust puts into file names, and written only when
-//! it is missing or older than its module, so that a second run does nothing.
+//! its bytes changed, so that a host watching the folder has nothing to do after a second run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,9 +35,9 @@ fn run() -> Result<(), Error> {
     for module in arguments {
         let name = module.file_stem().and_then(|stem| stem.to_str()).ok_or(Error::Usage)?;
         let component = out_dir.join(format!("{}.wasm", name.replace('_', "-")));
-        if !is_newer(&component, &module) {
-            let bytes = encode(&module)?;
-            println!("  {:>7} bytes  {}", bytes.len(), component.display());
+        let bytes = encode(&module)?;
+        if fs::read(&component).ok().as_ref() != Some(&bytes) {
+            println!("  {:>6} bytes  {}", bytes.len(), component.display());
             write_whole(&component, &bytes)?;
         }
     }
@@ -46,8 +46,8 @@ fn run() -> Result<(), Error> {
 
 fn encode(module: &Path) -> Result<Vec<u8>, Error> {
     let bytes = fs::read(module).map_err(|e| Error::File(module.to_owned(), e))?;
-    let mut encoder = ComponentEncoder::default().validate(true);
-    let encoded = encoder.module(&bytes).and_then(ComponentEncoder::encode);
+    let mut encoder = ComponentEncoder::default();
+    let encoded = encoder.validate(true).module(&bytes).and_then(|encoder| encoder.encode());
     encoded.map_err(|e| Error::Module(module.to_owned(), format!("{e:#}")))
 }
 
@@ -56,9 +56,4 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let unfinished = path.with_extension("wasm.part");
     let written = fs::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, path));
     written.map_err(|e| Error::File(path.to_owned(), e))
-}
-
-fn is_newer(component: &Path, module: &Path) -> bool {
-    let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    matches!((changed(component), changed(module)), (Some(c), Some(m)) if c >= m)
 }
