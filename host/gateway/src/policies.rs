@@ -54,14 +54,20 @@ pub struct PolicyDesk {
 
 impl fmt::Debug for PolicyDesk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PolicyDesk").field("table", &self.table.load()).finish_non_exhaustive()
+        f.debug_struct("PolicyDesk")
+            .field("table", &self.table.load())
+            .finish_non_exhaustive()
     }
 }
 
 impl PolicyDesk {
     /// A desk whose table is empty until [`PolicyDesk::restore`] has read the bindings.
     pub fn new(parts: DeskParts) -> Self {
-        Self { parts, table: ArcSwap::from_pointee(PolicyTable::new()), changing: Mutex::new(()) }
+        Self {
+            parts,
+            table: ArcSwap::from_pointee(PolicyTable::new()),
+            changing: Mutex::new(()),
+        }
     }
 
     /// The active policies at this moment. Does not block.
@@ -84,6 +90,23 @@ impl PolicyDesk {
         Ok(self.parts.store.versions(&slot.scope, slot.question)?)
     }
 
+    /// The stored version of one slot that is this very component, if there is one.
+    pub fn version_of(
+        &self,
+        slot: &PolicySlot,
+        component: &[u8],
+    ) -> Result<Option<VersionRecord>, DeskError> {
+        let same_size = |version: &VersionRecord| version.bytes == component.len() as u64;
+        // One that does not read back is not the same: storing it again mends it.
+        let same = |version: &VersionRecord| {
+            self.parts
+                .store
+                .component(&version.sha256)
+                .is_ok_and(|c| c == component)
+        };
+        Ok(self.versions(slot)?.into_iter().filter(same_size).find(same))
+    }
+
     /// Every binding that was ever made in one slot, oldest first: what to roll back to.
     pub fn history(&self, slot: &PolicySlot) -> Result<Vec<BindingRecord>, DeskError> {
         Ok(self.parts.store.history(&slot.scope, slot.question)?)
@@ -94,9 +117,10 @@ impl PolicyDesk {
         let names = (self.parts.names)();
         let names = match &slot.scope {
             Scope::Platform => names,
-            Scope::Tenant(tenant) => {
-                Arc::new(NameTables { tenant: tenant.to_string(), ..NameTables::clone(&names) })
-            }
+            Scope::Tenant(tenant) => Arc::new(NameTables {
+                tenant: tenant.to_string(),
+                ..NameTables::clone(&names)
+            }),
         };
         Binding {
             scope: slot.scope.clone(),

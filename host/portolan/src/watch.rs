@@ -86,14 +86,18 @@ impl FolderWatch {
         let made = std::fs::create_dir_all(&folder).and_then(|()| folder.canonicalize());
         let folder = made.map_err(|source| WatchError::Folder { path: folder, source })?;
         let (wake, woken) = sync_channel(NOTIFICATIONS);
-        let notifier = notifier(&folder, wake.clone())
-            .inspect_err(|error| tracing::warn!(%error, "no file notifications; the policy folder is scanned instead"));
+        let notifier = notifier(&folder, wake.clone()).inspect_err(
+            |error| tracing::warn!(%error, "no file notifications; the policy folder is scanned instead"),
+        );
         let policies = PolicyFolder::new(folder, desk);
         std::thread::Builder::new()
             .name("policy-folder".into())
             .spawn(move || watch(policies, &woken, clock.as_ref()))
             .map_err(WatchError::Thread)?;
-        Ok(Self { wake, _notifier: notifier.ok() })
+        Ok(Self {
+            wake,
+            _notifier: notifier.ok(),
+        })
     }
 }
 
@@ -126,7 +130,9 @@ fn worth(event: notify::Event) -> Option<Wake> {
     match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => Some(Wake::Look),
         EventKind::Access(_) => None,
-        EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => Some(Wake::Renamed(event.paths)),
+        EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => {
+            Some(Wake::Renamed(event.paths))
+        }
         _ => Some(Wake::Look),
     }
 }

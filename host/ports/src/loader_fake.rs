@@ -12,8 +12,8 @@
 
 use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
 use portolan_policy::{
-    Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Question, QuestionKind,
-    RoutingDecision,
+    Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Question,
+    QuestionKind, RoutingDecision,
 };
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -29,20 +29,30 @@ enum Fate {
 }
 
 fn fate(component: &[u8]) -> Fate {
-    let Some((word, _)) = std::str::from_utf8(component).ok().and_then(|text| text.split_once(':')) else {
+    let Some((word, _)) = std::str::from_utf8(component)
+        .ok()
+        .and_then(|text| text.split_once(':'))
+    else {
         return Fate::Refused;
     };
     match word {
         "ok" => Fate::Works(None),
         "unloadable" => Fate::Unloadable,
-        word => match word.strip_prefix("ok-").and_then(|question| question.parse().ok()) {
+        word => match word
+            .strip_prefix("ok-")
+            .and_then(|question| question.parse().ok())
+        {
             Some(question) => Fate::Works(Some(question)),
             None => Fate::Refused,
         },
     }
 }
 
-fn report(component: &[u8], question: Option<QuestionKind>, error: Option<(&str, &str, &str)>) -> PolicyReport {
+fn report(
+    component: &[u8],
+    question: Option<QuestionKind>,
+    error: Option<(&str, &str, &str)>,
+) -> PolicyReport {
     PolicyReport {
         ok: error.is_none(),
         question,
@@ -64,11 +74,19 @@ impl PolicyLoader for FakeLoader {
     fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
         match (fate(component), question) {
             (Fate::Refused, _) => {
-                let error = ("no-component", "the bytes are no component", "begin them with \"ok:\"");
+                let error = (
+                    "no-component",
+                    "the bytes are no component",
+                    "begin them with \"ok:\"",
+                );
                 report(component, None, Some(error))
             }
             (Fate::Works(Some(answers)), Some(wanted)) if answers != wanted => {
-                let error = ("other-world", "it answers another question", "bind it to the question it answers");
+                let error = (
+                    "other-world",
+                    "it answers another question",
+                    "bind it to the question it answers",
+                );
                 report(component, Some(answers), Some(error))
             }
             (Fate::Works(answers), _) => report(component, question.or(answers), None),
@@ -91,13 +109,25 @@ impl PolicyLoader for FakeLoader {
         _compiled: Option<&[u8]>,
     ) -> Result<Arc<dyn Policy>, PolicyRejection> {
         let refused = |code, message, help| {
-            Err(PolicyRejection(report(component, Some(binding.question), Some((code, message, help)))))
+            Err(PolicyRejection(report(
+                component,
+                Some(binding.question),
+                Some((code, message, help)),
+            )))
         };
         if !matches!(fate(component), Fate::Works(_)) {
-            return refused("no-instance", "the component cannot be started", "send one that can");
+            return refused(
+                "no-instance",
+                "the component cannot be started",
+                "send one that can",
+            );
         }
         if binding.config == "bad" {
-            return refused("bad-config", "the configuration is refused", "send another configuration");
+            return refused(
+                "bad-config",
+                "the configuration is refused",
+                "send another configuration",
+            );
         }
         Ok(Arc::new(Indifferent(PolicyDescriptor {
             question: binding.question,
@@ -123,9 +153,14 @@ impl Policy for Indifferent {
         let answer = match call.question {
             Question::Residency { sites, .. } => Answer::Residency(vec![Placement::Resident; sites]),
             Question::Cost { routes, .. } => Answer::Cost(vec![0; routes.len() * CostColumn::COUNT]),
-            Question::Routing { routes, .. } => Answer::Routing(RoutingDecision::Scores(vec![0; routes.len()])),
+            Question::Routing { routes, .. } => {
+                Answer::Routing(RoutingDecision::Scores(vec![0; routes.len()]))
+            }
             Question::Invalidation { .. } => Answer::Invalidation(Vec::new()),
         };
-        Answered { result: Ok(answer), fuel: None }
+        Answered {
+            result: Ok(answer),
+            fuel: None,
+        }
     }
 }

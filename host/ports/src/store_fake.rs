@@ -2,8 +2,8 @@
 //! model that the real store is compared with.
 
 use crate::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError, TenantRecord,
-    VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError,
+    TenantRecord, VersionRecord,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -51,7 +51,10 @@ struct State {
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("bindings", &self.bindings).field("audit", &self.audit).finish_non_exhaustive()
+        f.debug_struct("State")
+            .field("bindings", &self.bindings)
+            .field("audit", &self.audit)
+            .finish_non_exhaustive()
     }
 }
 
@@ -105,7 +108,10 @@ impl State {
     }
 
     fn version(&self, slot: &Slot, sha256: &str) -> Option<&VersionRecord> {
-        self.versions.get(slot)?.iter().find(|version| version.sha256 == sha256)
+        self.versions
+            .get(slot)?
+            .iter()
+            .find(|version| version.sha256 == sha256)
     }
 
     fn next_generation(&mut self, slot: &Slot) -> u64 {
@@ -148,13 +154,22 @@ impl PolicyStore for MemoryStore {
     }
 
     fn versions(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<VersionRecord>, StoreError> {
-        Ok(self.state().versions.get(&(scope.clone(), question)).cloned().unwrap_or_default())
+        Ok(self
+            .state()
+            .versions
+            .get(&(scope.clone(), question))
+            .cloned()
+            .unwrap_or_default())
     }
 
     fn component(&self, sha256: &str) -> Result<Bytes, StoreError> {
         let state = self.state();
         state.refuse_if_failing(StoreCall::Component)?;
-        state.components.get(sha256).cloned().ok_or_else(|| no_component(sha256))
+        state
+            .components
+            .get(sha256)
+            .cloned()
+            .ok_or_else(|| no_component(sha256))
     }
 
     fn compiled(&self, sha256: &str) -> Result<Option<Bytes>, StoreError> {
@@ -167,7 +182,9 @@ impl PolicyStore for MemoryStore {
         if !state.components.contains_key(sha256) {
             return Err(no_component(sha256));
         }
-        state.compiled.insert(sha256.to_owned(), Bytes::copy_from_slice(compiled));
+        state
+            .compiled
+            .insert(sha256.to_owned(), Bytes::copy_from_slice(compiled));
         Ok(())
     }
 
@@ -178,7 +195,10 @@ impl PolicyStore for MemoryStore {
         if state.version(&slot, &binding.sha256).is_none() {
             return Err(StoreError::NotFound(binding.subject()));
         }
-        let binding = BindingRecord { generation: state.next_generation(&slot), ..binding };
+        let binding = BindingRecord {
+            generation: state.next_generation(&slot),
+            ..binding
+        };
         state.note(Deed {
             at: binding.at,
             actor: &binding.actor,
@@ -186,7 +206,11 @@ impl PolicyStore for MemoryStore {
             subject: binding.subject(),
             reason: &binding.reason,
         });
-        state.history.entry(slot.clone()).or_default().push(binding.clone());
+        state
+            .history
+            .entry(slot.clone())
+            .or_default()
+            .push(binding.clone());
         state.bindings.insert(slot, binding.clone());
         Ok(binding)
     }
@@ -206,12 +230,23 @@ impl PolicyStore for MemoryStore {
             return Err(StoreError::NotFound(format!("a {question} binding of {scope}")));
         };
         state.next_generation(&slot);
-        state.note(Deed { at, actor, action: "policy.unbind", subject: binding.subject(), reason });
+        state.note(Deed {
+            at,
+            actor,
+            action: "policy.unbind",
+            subject: binding.subject(),
+            reason,
+        });
         Ok(())
     }
 
     fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError> {
-        Ok(self.state().history.get(&(scope.clone(), question)).cloned().unwrap_or_default())
+        Ok(self
+            .state()
+            .history
+            .get(&(scope.clone(), question))
+            .cloned()
+            .unwrap_or_default())
     }
 
     fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError> {
@@ -221,7 +256,13 @@ impl PolicyStore for MemoryStore {
     fn put_tenant(&self, tenant: TenantRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
         let mut state = self.state();
         let subject = tenant.name.to_string();
-        state.note(Deed { at, actor, action: "tenant.put", subject, reason: "" });
+        state.note(Deed {
+            at,
+            actor,
+            action: "tenant.put",
+            subject,
+            reason: "",
+        });
         state.tenants.insert(tenant.name.clone(), tenant);
         Ok(())
     }
@@ -236,17 +277,30 @@ impl PolicyStore for MemoryStore {
 
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
         if key.is_empty() {
-            return Err(StoreError::Invalid { what: "an API key".into(), why: "it is empty".into() });
+            return Err(StoreError::Invalid {
+                what: "an API key".into(),
+                why: "it is empty".into(),
+            });
         }
         let mut state = self.state();
-        state.note(Deed { at, actor, action: "key.put", subject: record.subject(), reason: "" });
+        state.note(Deed {
+            at,
+            actor,
+            action: "key.put",
+            subject: record.subject(),
+            reason: "",
+        });
         state.keys.insert(Sha256::digest(key).into(), record);
         Ok(())
     }
 
     fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
         let digest: [u8; 32] = Sha256::digest(key).into();
-        Ok(self.state().keys.get(&digest).map(|record| record.principal.clone()))
+        Ok(self
+            .state()
+            .keys
+            .get(&digest)
+            .map(|record| record.principal.clone()))
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
@@ -293,13 +347,28 @@ mod tests {
             })
             .unwrap();
         assert_eq!(store.bind(binding(&version.sha256)).unwrap().generation, 1);
-        store.unbind(&Scope::Platform, QuestionKind::Cost, "op", "", Moment(3)).unwrap();
+        store
+            .unbind(&Scope::Platform, QuestionKind::Cost, "op", "", Moment(3))
+            .unwrap();
         assert_eq!(store.bind(binding(&version.sha256)).unwrap().generation, 3);
         store.fail(StoreCall::Bind);
-        assert!(matches!(store.bind(binding(&version.sha256)), Err(StoreError::Io(_))));
+        assert!(matches!(
+            store.bind(binding(&version.sha256)),
+            Err(StoreError::Io(_))
+        ));
         store.heal();
-        let actions: Vec<_> = store.audit(9).unwrap().into_iter().map(|line| (line.sequence, line.action)).collect();
-        let expected = [(4, "policy.activate"), (3, "policy.unbind"), (2, "policy.activate"), (1, "policy.put")];
+        let actions: Vec<_> = store
+            .audit(9)
+            .unwrap()
+            .into_iter()
+            .map(|line| (line.sequence, line.action))
+            .collect();
+        let expected = [
+            (4, "policy.activate"),
+            (3, "policy.unbind"),
+            (2, "policy.activate"),
+            (1, "policy.put"),
+        ];
         assert_eq!(actions, expected.map(|(n, a)| (n, a.to_owned())));
     }
 }

@@ -22,7 +22,11 @@ pub(crate) fn io(path: &Path, error: &std::io::Error) -> StoreError {
 
 /// Creates a folder that only this user may enter, and flushes its name to disk.
 pub(crate) fn create_folder(path: &Path) -> Result<(), StoreError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| io(path, &e))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|e| io(path, &e))?;
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
         _ => Ok(()),
@@ -45,13 +49,19 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
 
 fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| io(path, &e))
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|e| io(path, &e))
 }
 
 /// The bytes of a file, or `None` when there is none.
@@ -65,7 +75,9 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
 
 /// Removes the files in `folder` that a writer left half-written.
 pub(crate) fn sweep_temporary(folder: &Path) -> Result<(), StoreError> {
-    sweep(folder, |name| name.to_string_lossy().starts_with(TEMPORARY_PREFIX))
+    sweep(folder, |name| {
+        name.to_string_lossy().starts_with(TEMPORARY_PREFIX)
+    })
 }
 
 /// Removes the files in `folder` that `unwanted` picks by name.
@@ -81,5 +93,7 @@ pub(crate) fn sweep(folder: &Path, unwanted: impl Fn(&OsStr) -> bool) -> Result<
 
 fn paths(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let entries = fs::read_dir(folder).map_err(|e| io(folder, &e))?;
-    entries.map(|entry| entry.map(|entry| entry.path()).map_err(|e| io(folder, &e))).collect()
+    entries
+        .map(|entry| entry.map(|entry| entry.path()).map_err(|e| io(folder, &e)))
+        .collect()
 }

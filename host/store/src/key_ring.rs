@@ -25,9 +25,18 @@ impl fmt::Debug for KeyRing {
 }
 
 impl KeyRing {
-    pub(crate) fn new(secret: &PlatformSecret, records: impl IntoIterator<Item = (KeyDigest, KeyRecord)>) -> Self {
-        let principals = records.into_iter().map(|(digest, record)| (digest, record.principal)).collect();
-        Self { secret: secret.derive(CONTEXT), principals: RwLock::new(principals) }
+    pub(crate) fn new(
+        secret: &PlatformSecret,
+        records: impl IntoIterator<Item = (KeyDigest, KeyRecord)>,
+    ) -> Self {
+        let principals = records
+            .into_iter()
+            .map(|(digest, record)| (digest, record.principal))
+            .collect();
+        Self {
+            secret: secret.derive(CONTEXT),
+            principals: RwLock::new(principals),
+        }
     }
 
     pub(crate) fn digest(&self, key: &str) -> KeyDigest {

@@ -67,10 +67,24 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    pub(crate) fn new(table: Table, key: impl Into<Vec<u8>>, value: &impl Serialize) -> Result<Self, StoreError> {
-        let value = serde_json::to_vec(&Stored { schema: SCHEMA, value })
-            .map_err(|e| StoreError::Invalid { what: format!("a record of {}", table.name()), why: e.to_string() })?;
-        Ok(Self { table, key: key.into(), value })
+    pub(crate) fn new(
+        table: Table,
+        key: impl Into<Vec<u8>>,
+        value: &impl Serialize,
+    ) -> Result<Self, StoreError> {
+        let value = serde_json::to_vec(&Stored {
+            schema: SCHEMA,
+            value,
+        })
+        .map_err(|e| StoreError::Invalid {
+            what: format!("a record of {}", table.name()),
+            why: e.to_string(),
+        })?;
+        Ok(Self {
+            table,
+            key: key.into(),
+            value,
+        })
     }
 }
 
@@ -116,16 +130,27 @@ impl Ledger {
     /// Opens the records in `folder`, which only this process may use.
     pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
         let place = folder.display().to_string();
-        let opened = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(None).open();
+        let opened = sled::Config::new()
+            .path(folder)
+            .cache_capacity(CACHE_BYTES)
+            .flush_every_ms(None)
+            .open();
         let db = opened.map_err(|e| match e {
             sled::Error::Io(e) => files::io(folder, &e),
-            e => StoreError::Damaged { place, detail: e.to_string() },
+            e => StoreError::Damaged {
+                place,
+                detail: e.to_string(),
+            },
         })?;
         let trees = Table::ALL
             .iter()
             .map(|table| db.open_tree(table.name()).map_err(|e| failed(*table, &e)))
             .collect::<Result<Vec<_>, _>>()?;
-        let ledger = Self { db, trees, turn: Mutex::new(Turn { next_sequence: 1 }) };
+        let ledger = Self {
+            db,
+            trees,
+            turn: Mutex::new(Turn { next_sequence: 1 }),
+        };
         ledger.turn.lock().next_sequence = ledger.audit(1)?.first().map_or(1, |line| line.sequence + 1);
         Ok(ledger)
     }
@@ -136,7 +161,12 @@ impl Ledger {
     }
 
     /// Writes records and the audit line of the deed, all or nothing. On disk when this returns.
-    pub(crate) fn commit(&self, turn: &mut Turn, deed: Deed, mut writes: Vec<Write>) -> Result<(), StoreError> {
+    pub(crate) fn commit(
+        &self,
+        turn: &mut Turn,
+        deed: Deed,
+        mut writes: Vec<Write>,
+    ) -> Result<(), StoreError> {
         let line = AuditRecord {
             sequence: turn.next_sequence,
             at: deed.at,
@@ -171,13 +201,18 @@ impl Ledger {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        self.db.flush().map(|_| ()).map_err(|e| StoreError::Io(e.to_string()))
+        self.db
+            .flush()
+            .map(|_| ())
+            .map_err(|e| StoreError::Io(e.to_string()))
     }
 
     /// One record.
     pub(crate) fn get<T: DeserializeOwned>(&self, table: Table, key: &str) -> Result<Option<T>, StoreError> {
         let found = self.tree(table).get(key).map_err(|e| failed(table, &e))?;
-        found.map(|value| decode(table, key.as_bytes(), &value)).transpose()
+        found
+            .map(|value| decode(table, key.as_bytes(), &value))
+            .transpose()
     }
 
     /// The records whose keys begin with `prefix`, with their keys, in the order of the keys.
@@ -193,7 +228,9 @@ impl Ledger {
     /// The newest lines of the audit log, newest first.
     pub(crate) fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
         let entries = self.tree(Table::Audit).iter().rev().take(limit);
-        entries.map(|entry| Self::entry(Table::Audit, entry).map(|(_, line)| line)).collect()
+        entries
+            .map(|entry| Self::entry(Table::Audit, entry).map(|(_, line)| line))
+            .collect()
     }
 
     fn entry<T: DeserializeOwned>(
@@ -217,16 +254,20 @@ fn decode<T: DeserializeOwned>(table: Table, key: &[u8], value: &[u8]) -> Result
     };
     let raw: Stored<Box<serde_json::value::RawValue>> = serde_json::from_slice(value).map_err(damaged)?;
     if raw.schema > SCHEMA {
-        return Err(StoreError::NewerSchema { found: raw.schema, known: SCHEMA });
+        return Err(StoreError::NewerSchema {
+            found: raw.schema,
+            known: SCHEMA,
+        });
     }
     serde_json::from_str(raw.value.get()).map_err(damaged)
 }
 
 fn failed(table: Table, error: &sled::Error) -> StoreError {
     match error {
-        sled::Error::Corruption { .. } => {
-            StoreError::Damaged { place: table.name().to_owned(), detail: error.to_string() }
-        }
+        sled::Error::Corruption { .. } => StoreError::Damaged {
+            place: table.name().to_owned(),
+            detail: error.to_string(),
+        },
         error => StoreError::Io(format!("{}: {error}", table.name())),
     }
 }
@@ -238,7 +279,10 @@ mod tests {
     #[test]
     fn every_table_has_its_own_tree() {
         for (position, table) in Table::ALL.iter().enumerate() {
-            assert_eq!(*table as usize, position, "{table:?} would be looked up in another table's tree");
+            assert_eq!(
+                *table as usize, position,
+                "{table:?} would be looked up in another table's tree"
+            );
         }
     }
 
@@ -246,10 +290,15 @@ mod tests {
     fn records_of_a_later_release_and_torn_records_are_told_apart() {
         let later = br#"{"schema":2,"value":{"shape":"unknown"}}"#;
         let read = decode::<AuditRecord>(Table::Audit, &1u64.to_be_bytes(), later);
-        assert!(matches!(read, Err(StoreError::NewerSchema { found: 2, known: 1 })), "{read:?}");
+        assert!(
+            matches!(read, Err(StoreError::NewerSchema { found: 2, known: 1 })),
+            "{read:?}"
+        );
         let torn = br#"{"schema":1,"value":{"seq"#;
         let read = decode::<AuditRecord>(Table::Audit, &1u64.to_be_bytes(), torn);
-        let Err(StoreError::Damaged { place, .. }) = read else { panic!("{read:?}") };
+        let Err(StoreError::Damaged { place, .. }) = read else {
+            panic!("{read:?}")
+        };
         assert_eq!(place, r"audit, record \x00\x00\x00\x00\x00\x00\x00\x01");
     }
 }

@@ -37,6 +37,7 @@
 mod files;
 mod key_ring;
 mod ledger;
+mod opening;
 mod secret;
 mod slot;
 mod store;

@@ -36,7 +36,10 @@ impl PlatformSecret {
         };
         let secret = <[u8; SECRET_BYTES]>::try_from(bytes.as_slice()).map_err(|_| StoreError::Damaged {
             place: path.display().to_string(),
-            detail: format!("{} bytes, {SECRET_BYTES} expected; restore it from a backup", bytes.len()),
+            detail: format!(
+                "{} bytes, {SECRET_BYTES} expected; restore it from a backup",
+                bytes.len()
+            ),
         })?;
         close_to_others(path)?;
         Ok(Some(Self(secret)))
@@ -54,7 +57,10 @@ impl PlatformSecret {
 }
 
 fn close_to_others(path: &Path) -> Result<(), StoreError> {
-    let mode = fs::metadata(path).map_err(|e| files::io(path, &e))?.permissions().mode();
+    let mode = fs::metadata(path)
+        .map_err(|e| files::io(path, &e))?
+        .permissions()
+        .mode();
     if mode & 0o077 == 0 {
         return Ok(());
     }

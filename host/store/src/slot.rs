@@ -32,7 +32,11 @@ pub(crate) fn version_key(scope: &Scope, question: QuestionKind, sha256: &str) -
 
 /// Key of a binding that was made. Twenty digits hold any generation, so the order of keys is the order of time.
 pub(crate) fn history_key(binding: &BindingRecord) -> String {
-    format!("{}{:020}", slot_prefix(&binding.scope, binding.question), binding.generation)
+    format!(
+        "{}{:020}",
+        slot_prefix(&binding.scope, binding.question),
+        binding.generation
+    )
 }
 
 /// Key of a tenant.
@@ -66,19 +70,38 @@ mod tests {
     #[test]
     fn slots_of_different_scopes_never_share_a_key() {
         let tenant = |name: &str| Scope::Tenant(TenantName::new(name).unwrap());
-        let scopes = [Scope::Platform, tenant("platform"), tenant("a"), tenant("a.b"), tenant("a-routing")];
-        let mut prefixes: Vec<String> =
-            scopes.iter().flat_map(|s| QuestionKind::ALL.map(|q| slot_prefix(s, q))).collect();
+        let scopes = [
+            Scope::Platform,
+            tenant("platform"),
+            tenant("a"),
+            tenant("a.b"),
+            tenant("a-routing"),
+        ];
+        let mut prefixes: Vec<String> = scopes
+            .iter()
+            .flat_map(|s| QuestionKind::ALL.map(|q| slot_prefix(s, q)))
+            .collect();
         prefixes.sort();
         for pair in prefixes.windows(2) {
-            assert!(!pair[1].starts_with(&pair[0]), "{} would hold records of {}", pair[0], pair[1]);
+            assert!(
+                !pair[1].starts_with(&pair[0]),
+                "{} would hold records of {}",
+                pair[0],
+                pair[1]
+            );
         }
     }
 
     #[test]
     fn only_a_sha256_names_a_file() {
         assert!(is_sha256(&"0a".repeat(32)));
-        for bad in [String::new(), "../secret".into(), "0A".repeat(32), "0a".repeat(33), format!("{}/", "a".repeat(63))] {
+        for bad in [
+            String::new(),
+            "../secret".into(),
+            "0A".repeat(32),
+            "0a".repeat(33),
+            format!("{}/", "a".repeat(63)),
+        ] {
             assert!(!is_sha256(&bad), "{bad}");
         }
     }

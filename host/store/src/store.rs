@@ -1,8 +1,9 @@
 //! The store itself: opening, and what each call reads and writes.
 
 use crate::files;
-use crate::key_ring::{KeyDigest, KeyRing};
-use crate::ledger::{Deed, Ledger, SCHEMA, Table, Write};
+use crate::key_ring::KeyRing;
+use crate::ledger::{Deed, Ledger, Table, Write};
+use crate::opening::{lock, open_secret, read_keys};
 use crate::secret::PlatformSecret;
 use crate::slot::{
     StoredSlot, StoredVersion, history_key, is_sha256, slot_key, slot_prefix, tenant_key, version_key,
@@ -12,12 +13,12 @@ use parking_lot::RwLock;
 use portolan_base::{Moment, Random, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError, TenantRecord,
-    VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError,
+    TenantRecord, VersionRecord,
 };
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// A [`PolicyStore`] in a folder.
@@ -32,10 +33,6 @@ pub struct SledStore {
     /// Declared last, so that the lock goes after sled has closed its files.
     _lock: File,
 }
-
-const SCHEMA_KEY: &str = "schema";
-const SECRET_CHECK_KEY: &str = "secret";
-const SECRET_CHECK_CONTEXT: &str = "portolan 2026 secret check";
 
 impl SledStore {
     /// Opens the store in `folder`, or founds one there; `random` is asked only when a store is founded.
@@ -56,9 +53,20 @@ impl SledStore {
         let secret = open_secret(&folder.join("secret"), &ledger, random)?;
         let keys = KeyRing::new(&secret, read_keys(&ledger)?);
         let tenants: Vec<(_, TenantRecord)> = ledger.scan(Table::Tenants, "")?;
-        let tenants = tenants.into_iter().map(|(_, tenant)| (tenant.name.clone(), tenant)).collect();
+        let tenants = tenants
+            .into_iter()
+            .map(|(_, tenant)| (tenant.name.clone(), tenant))
+            .collect();
         let tenants = RwLock::new(tenants);
-        let store = Self { components, artefacts, secret, keys, tenants, ledger, _lock: lock };
+        let store = Self {
+            components,
+            artefacts,
+            secret,
+            keys,
+            tenants,
+            ledger,
+            _lock: lock,
+        };
         store.sweep_unrecorded()?;
         Ok(store)
     }
@@ -75,9 +83,15 @@ impl SledStore {
             // A folder whose records are gone: the components may be all that is left of someone's work.
             return Ok(());
         }
-        let known: HashSet<String> = versions.into_iter().map(|(_, version)| version.record.sha256).collect();
+        let known: HashSet<String> = versions
+            .into_iter()
+            .map(|(_, version)| version.record.sha256)
+            .collect();
         let unrecorded = |name: &std::ffi::OsStr| {
-            let stem = name.to_str().and_then(|name| name.split_once('.')).map(|(stem, _)| stem);
+            let stem = name
+                .to_str()
+                .and_then(|name| name.split_once('.'))
+                .map(|(stem, _)| stem);
             stem.is_some_and(|stem| is_sha256(stem) && !known.contains(stem))
         };
         files::sweep(&self.components, unrecorded)?;
@@ -108,7 +122,10 @@ impl SledStore {
     }
 
     fn slot(&self, scope: &Scope, question: QuestionKind) -> Result<StoredSlot, StoreError> {
-        Ok(self.ledger.get(Table::Bindings, &slot_key(scope, question))?.unwrap_or_default())
+        Ok(self
+            .ledger
+            .get(Table::Bindings, &slot_key(scope, question))?
+            .unwrap_or_default())
     }
 }
 
@@ -132,7 +149,10 @@ impl PolicyStore for SledStore {
             reason: version.reason,
             at: version.at,
         };
-        let stored = StoredVersion { sequence: turn.next_sequence(), record };
+        let stored = StoredVersion {
+            sequence: turn.next_sequence(),
+            record,
+        };
         let write = Write::new(Table::Versions, key, &stored)?;
         let record = stored.record;
         let deed = Deed {
@@ -160,7 +180,10 @@ impl PolicyStore for SledStore {
         if found != sha256 {
             return Err(StoreError::Damaged {
                 place: path.display().to_string(),
-                detail: format!("its {} bytes hash to {found}; upload the component again", bytes.len()),
+                detail: format!(
+                    "its {} bytes hash to {found}; upload the component again",
+                    bytes.len()
+                ),
             });
         }
         Ok(bytes.into())
@@ -181,12 +204,22 @@ impl PolicyStore for SledStore {
     fn bind(&self, binding: BindingRecord) -> Result<BindingRecord, StoreError> {
         let mut turn = self.ledger.turn();
         let version = version_key(&binding.scope, binding.question, &binding.sha256);
-        if self.ledger.get::<StoredVersion>(Table::Versions, &version)?.is_none() {
+        if self
+            .ledger
+            .get::<StoredVersion>(Table::Versions, &version)?
+            .is_none()
+        {
             return Err(StoreError::NotFound(binding.subject()));
         }
         let generation = self.slot(&binding.scope, binding.question)?.generation + 1;
-        let binding = BindingRecord { generation, ..binding };
-        let slot = StoredSlot { generation, binding: Some(binding.clone()) };
+        let binding = BindingRecord {
+            generation,
+            ..binding
+        };
+        let slot = StoredSlot {
+            generation,
+            binding: Some(binding.clone()),
+        };
         let writes = vec![
             Write::new(Table::Bindings, slot_key(&binding.scope, binding.question), &slot)?,
             Write::new(Table::History, history_key(&binding), &binding)?,
@@ -215,7 +248,10 @@ impl PolicyStore for SledStore {
         let Some(binding) = slot.binding else {
             return Err(StoreError::NotFound(format!("a {question} binding of {scope}")));
         };
-        let slot = StoredSlot { generation: slot.generation + 1, binding: None };
+        let slot = StoredSlot {
+            generation: slot.generation + 1,
+            binding: None,
+        };
         let write = Write::new(Table::Bindings, slot_key(scope, question), &slot)?;
         let deed = Deed {
             at,
@@ -234,7 +270,8 @@ impl PolicyStore for SledStore {
 
     fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError> {
         let slots: Vec<(_, StoredSlot)> = self.ledger.scan(Table::Bindings, "")?;
-        let mut bindings: Vec<BindingRecord> = slots.into_iter().filter_map(|(_, slot)| slot.binding).collect();
+        let mut bindings: Vec<BindingRecord> =
+            slots.into_iter().filter_map(|(_, slot)| slot.binding).collect();
         bindings.sort_by(|a, b| (&a.scope, a.question).cmp(&(&b.scope, b.question)));
         Ok(bindings)
     }
@@ -243,8 +280,13 @@ impl PolicyStore for SledStore {
         let mut turn = self.ledger.turn();
         let write = Write::new(Table::Tenants, tenant_key(&tenant.name), &tenant)?;
         let subject = tenant.name.to_string();
-        let deed =
-            Deed { at, actor: actor.to_owned(), action: "tenant.put", subject, reason: String::new() };
+        let deed = Deed {
+            at,
+            actor: actor.to_owned(),
+            action: "tenant.put",
+            subject,
+            reason: String::new(),
+        };
         self.ledger.commit(&mut turn, deed, vec![write])?;
         self.tenants.write().insert(tenant.name.clone(), tenant);
         Ok(())
@@ -260,13 +302,22 @@ impl PolicyStore for SledStore {
 
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
         if key.is_empty() {
-            return Err(StoreError::Invalid { what: "an API key".into(), why: "it is empty".into() });
+            return Err(StoreError::Invalid {
+                what: "an API key".into(),
+                why: "it is empty".into(),
+            });
         }
         let digest = self.keys.digest(key);
         let mut turn = self.ledger.turn();
         let write = Write::new(Table::Keys, hex::encode(digest), &record)?;
         let subject = record.subject();
-        let deed = Deed { at, actor: actor.to_owned(), action: "key.put", subject, reason: String::new() };
+        let deed = Deed {
+            at,
+            actor: actor.to_owned(),
+            action: "key.put",
+            subject,
+            reason: String::new(),
+        };
         self.ledger.commit(&mut turn, deed, vec![write])?;
         self.keys.insert(digest, record.principal);
         Ok(())
@@ -283,56 +334,4 @@ impl PolicyStore for SledStore {
 
 fn no_component(sha256: &str) -> StoreError {
     StoreError::NotFound(format!("component {sha256:?}"))
-}
-
-/// Keeps other processes, and a second store of this process, out of the folder.
-fn lock(folder: &Path) -> Result<File, StoreError> {
-    let path = folder.join("lock");
-    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-    let file = opened.map_err(|e| files::io(&path, &e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse(folder.display().to_string())),
-        Err(TryLockError::Error(e)) => Err(files::io(&path, &e)),
-    }
-}
-
-/// Reads the secret and checks that it is the one the records were written with; founds the store when there are none.
-fn open_secret(path: &Path, ledger: &Ledger, random: &dyn Random) -> Result<PlatformSecret, StoreError> {
-    let damaged = |detail: &str| StoreError::Damaged { place: path.display().to_string(), detail: detail.into() };
-    let founded: Option<u32> = ledger.get(Table::Meta, SCHEMA_KEY)?;
-    if let Some(found) = founded.filter(|found| *found > SCHEMA) {
-        return Err(StoreError::NewerSchema { found, known: SCHEMA });
-    }
-    let check = |secret: &PlatformSecret| hex::encode(secret.derive(SECRET_CHECK_CONTEXT));
-    match (founded, PlatformSecret::read(path)?) {
-        (Some(_), None) => Err(damaged("it is missing; restore it from a backup")),
-        (Some(_), Some(secret)) => {
-            let expected: Option<String> = ledger.get(Table::Meta, SECRET_CHECK_KEY)?;
-            if expected.as_ref() != Some(&check(&secret)) {
-                return Err(damaged("it is not the secret this store was founded with"));
-            }
-            Ok(secret)
-        }
-        (None, found) => {
-            let secret = found.map_or_else(|| PlatformSecret::create(path, random), Ok)?;
-            ledger.commit_unaudited(&[
-                Write::new(Table::Meta, SCHEMA_KEY, &SCHEMA)?,
-                Write::new(Table::Meta, SECRET_CHECK_KEY, &check(&secret))?,
-            ])?;
-            Ok(secret)
-        }
-    }
-}
-
-fn read_keys(ledger: &Ledger) -> Result<Vec<(KeyDigest, KeyRecord)>, StoreError> {
-    let records: Vec<(_, KeyRecord)> = ledger.scan(Table::Keys, "")?;
-    let decode = |(key, record): (sled::IVec, KeyRecord)| {
-        let mut digest = KeyDigest::default();
-        match hex::decode_to_slice(&key, &mut digest) {
-            Ok(()) => Ok((digest, record)),
-            Err(e) => Err(StoreError::Damaged { place: "keys".into(), detail: e.to_string() }),
-        }
-    };
-    records.into_iter().map(decode).collect()
 }

@@ -27,24 +27,42 @@ impl PolicyDesk {
         let version = self.keep(upload, proven.compiled, by)?;
         let binding = self.bind(&slot, (&name, &version.sha256, &config), by)?;
         self.swap(|table| table.with(slot.scope.clone(), slot.question, Arc::clone(&proven.policy)));
-        Ok(Uploaded { version, report: proven.report, binding })
+        Ok(Uploaded {
+            version,
+            report: proven.report,
+            binding,
+        })
     }
 
     /// Keeps a component without making it active.
     pub fn push(&self, upload: Upload, by: &By) -> Result<Stored, DeskError> {
         let proven = self.prove(&upload)?;
         let version = self.keep(upload, proven.compiled, by)?;
-        Ok(Stored { version, report: proven.report })
+        Ok(Stored {
+            version,
+            report: proven.report,
+        })
     }
 
     /// Makes a stored version active: the first time, or again, which is a roll-back.
     pub fn activate(&self, activation: Activation, by: &By) -> Result<BindingRecord, DeskError> {
         let Activation { slot, sha256, config } = activation;
-        let version = self.versions(&slot)?.into_iter().find(|version| version.sha256 == sha256);
+        let version = self
+            .versions(&slot)?
+            .into_iter()
+            .find(|version| version.sha256 == sha256);
         let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
-        let earlier = self.history(&slot)?.into_iter().rev().find(|binding| binding.sha256 == sha256);
-        let name = earlier.as_ref().map_or(version.name, |binding| binding.name.clone());
-        let config = config.or(earlier.map(|binding| binding.config)).unwrap_or_default();
+        let earlier = self
+            .history(&slot)?
+            .into_iter()
+            .rev()
+            .find(|binding| binding.sha256 == sha256);
+        let name = earlier
+            .as_ref()
+            .map_or(version.name, |binding| binding.name.clone());
+        let config = config
+            .or(earlier.map(|binding| binding.config))
+            .unwrap_or_default();
         let policy = self.load_stored(&slot, (&name, &sha256, &config))?;
         let _changing = self.changing.lock();
         let binding = self.bind(&slot, (&name, &sha256, &config), by)?;
@@ -56,7 +74,9 @@ impl PolicyDesk {
     pub fn unbind(&self, slot: &PolicySlot, by: &By) -> Result<(), DeskError> {
         let _changing = self.changing.lock();
         let now = self.parts.clock.now();
-        self.parts.store.unbind(&slot.scope, slot.question, &by.actor, &by.reason, now)?;
+        self.parts
+            .store
+            .unbind(&slot.scope, slot.question, &by.actor, &by.reason, now)?;
         self.swap(|table| table.without(&slot.scope, slot.question));
         Ok(())
     }
@@ -64,15 +84,25 @@ impl PolicyDesk {
     /// Checks, compiles and loads, touching neither store nor table.
     fn prove(&self, upload: &Upload) -> Result<Proven, DeskError> {
         check_name(&upload.name)?;
-        let report = self.parts.loader.check(Some(upload.slot.question), &upload.component);
+        let report = self
+            .parts
+            .loader
+            .check(Some(upload.slot.question), &upload.component);
         if !report.ok {
             return Err(DeskError::Rejected(report));
         }
         check_config(&upload.config)?;
         let compiled = Bytes::from(self.parts.loader.compile(&upload.component)?);
         let binding = self.binding(&upload.slot, &upload.name, &report.sha256, &upload.config);
-        let policy = self.parts.loader.load(&binding, &upload.component, Some(&compiled))?;
-        Ok(Proven { report, compiled, policy })
+        let policy = self
+            .parts
+            .loader
+            .load(&binding, &upload.component, Some(&compiled))?;
+        Ok(Proven {
+            report,
+            compiled,
+            policy,
+        })
     }
 
     /// Makes a stored version callable. An artefact that is missing is made and kept.

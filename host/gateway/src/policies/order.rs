@@ -40,7 +40,10 @@ pub struct By {
 impl By {
     /// `actor` asks because of `reason`.
     pub fn new(actor: &str, reason: &str) -> Self {
-        Self { actor: actor.to_owned(), reason: reason.to_owned() }
+        Self {
+            actor: actor.to_owned(),
+            reason: reason.to_owned(),
+        }
     }
 }
 

@@ -44,7 +44,8 @@ impl PolicyDesk {
             match loaded {
                 Ok(_) => restored.active.push(binding),
                 Err(error) => {
-                    tracing::error!(%slot, policy = binding.name, version = binding.sha256, %error, "a bound policy cannot be used");
+                    let (policy, version) = (&binding.name, &binding.sha256);
+                    tracing::error!(%slot, policy, version, %error, "a bound policy cannot be used");
                     restored.failed.push(NotRestored { binding, error });
                 }
             }

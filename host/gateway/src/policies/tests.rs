@@ -34,7 +34,12 @@ fn routing() -> PolicySlot {
 }
 
 fn upload(slot: PolicySlot, component: &str) -> Upload {
-    Upload { slot, name: "mine".into(), component: component.to_owned().into(), config: String::new() }
+    Upload {
+        slot,
+        name: "mine".into(),
+        component: component.to_owned().into(),
+        config: String::new(),
+    }
 }
 
 fn by() -> By {
@@ -42,7 +47,9 @@ fn by() -> By {
 }
 
 fn active(desk: &PolicyDesk, slot: &PolicySlot) -> Option<String> {
-    desk.table().get(&slot.scope, slot.question).map(|policy| policy.descriptor().version.clone())
+    desk.table()
+        .get(&slot.scope, slot.question)
+        .map(|policy| policy.descriptor().version.clone())
 }
 
 #[test]
@@ -52,7 +59,10 @@ fn an_upload_is_active_when_it_returns_and_comes_back_after_a_restart() {
     let uploaded = desk.upload(upload(routing(), "ok:1"), &by()).unwrap();
     assert_eq!(uploaded.binding.generation, 1);
     assert_eq!(active(&desk, &routing()), Some(uploaded.version.sha256.clone()));
-    assert_eq!(store.compiled(&uploaded.version.sha256).unwrap().unwrap(), "compiled ok:1".as_bytes());
+    assert_eq!(
+        store.compiled(&uploaded.version.sha256).unwrap().unwrap(),
+        "compiled ok:1".as_bytes()
+    );
 
     let restarted = desk_over(&store);
     assert_eq!(active(&restarted, &routing()), None);
@@ -74,19 +84,37 @@ fn a_bad_upload_changes_nothing_and_leaves_nothing() {
         upload(routing(), "text"),
         upload(routing(), "ok-cost:"),
         upload(routing(), "unloadable:"),
-        Upload { config: "bad".into(), ..upload(routing(), "ok:2") },
-        Upload { config: long, ..upload(routing(), "ok:2") },
-        Upload { name: "../mine".into(), ..upload(routing(), "ok:2") },
+        Upload {
+            config: "bad".into(),
+            ..upload(routing(), "ok:2")
+        },
+        Upload {
+            config: long,
+            ..upload(routing(), "ok:2")
+        },
+        Upload {
+            name: "../mine".into(),
+            ..upload(routing(), "ok:2")
+        },
     ];
     for upload in bad {
         let label = format!("{upload:?}");
         let result = desk.upload(upload.clone(), &by());
-        assert!(!matches!(result, Ok(_) | Err(DeskError::Store(_) | DeskError::NotFound(_))), "{label}");
+        assert!(
+            !matches!(result, Ok(_) | Err(DeskError::Store(_) | DeskError::NotFound(_))),
+            "{label}"
+        );
         assert!(desk.push(upload, &by()).is_err(), "{label}");
-        assert_eq!(active(&desk, &routing()), Some(good.version.sha256.clone()), "{label}");
+        assert_eq!(
+            active(&desk, &routing()),
+            Some(good.version.sha256.clone()),
+            "{label}"
+        );
         assert_eq!(store.audit(9).unwrap(), audit, "{label}");
     }
-    let Err(DeskError::Rejected(report)) = desk.upload(upload(routing(), "text"), &by()) else { panic!() };
+    let Err(DeskError::Rejected(report)) = desk.upload(upload(routing(), "text"), &by()) else {
+        panic!()
+    };
     assert_eq!(report.findings[0].code, "no-component");
 }
 
@@ -97,8 +125,15 @@ fn a_store_that_fails_leaves_the_table_as_it_was() {
     let first = desk.upload(upload(routing(), "ok:1"), &by()).unwrap();
     for call in [StoreCall::PutVersion, StoreCall::Bind] {
         store.fail(call);
-        assert!(matches!(desk.upload(upload(routing(), "ok:2"), &by()), Err(DeskError::Store(StoreError::Io(_)))));
-        assert_eq!(active(&desk, &routing()), Some(first.version.sha256.clone()), "{call:?}");
+        assert!(matches!(
+            desk.upload(upload(routing(), "ok:2"), &by()),
+            Err(DeskError::Store(StoreError::Io(_)))
+        ));
+        assert_eq!(
+            active(&desk, &routing()),
+            Some(first.version.sha256.clone()),
+            "{call:?}"
+        );
         store.heal();
     }
     store.fail(StoreCall::Unbind);
@@ -110,25 +145,54 @@ fn a_store_that_fails_leaves_the_table_as_it_was() {
 fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_configuration() {
     let store = Arc::new(MemoryStore::new());
     let desk = desk_over(&store);
-    let configured = Upload { config: "{\"a\":1}".into(), ..upload(routing(), "ok:1") };
+    let configured = Upload {
+        config: "{\"a\":1}".into(),
+        ..upload(routing(), "ok:1")
+    };
     let first = desk.upload(configured, &by()).unwrap();
     let second = desk.push(upload(routing(), "ok:2"), &by()).unwrap();
     assert_eq!(active(&desk, &routing()), Some(first.version.sha256.clone()));
 
-    let activation = Activation { slot: routing(), sha256: second.version.sha256.clone(), config: None };
+    let activation = Activation {
+        slot: routing(),
+        sha256: second.version.sha256.clone(),
+        config: None,
+    };
     assert_eq!(desk.activate(activation, &by()).unwrap().generation, 2);
     assert_eq!(active(&desk, &routing()), Some(second.version.sha256.clone()));
 
-    let back = Activation { slot: routing(), sha256: first.version.sha256.clone(), config: None };
-    let back = desk.activate(back, &By::new("tess", "worse than before")).unwrap();
+    let back = Activation {
+        slot: routing(),
+        sha256: first.version.sha256.clone(),
+        config: None,
+    };
+    let back = desk
+        .activate(back, &By::new("tess", "worse than before"))
+        .unwrap();
     assert_eq!((back.generation, back.config.as_str()), (3, "{\"a\":1}"));
     assert_eq!(active(&desk, &routing()), Some(first.version.sha256.clone()));
     assert_eq!(desk.list().unwrap(), [back]);
-    assert_eq!(desk.versions(&routing()).unwrap(), [first.version, second.version.clone()]);
+    assert_eq!(
+        desk.versions(&routing()).unwrap(),
+        [first.version, second.version.clone()]
+    );
+
+    assert_eq!(
+        desk.version_of(&routing(), b"ok:2").unwrap(),
+        Some(second.version.clone())
+    );
+    assert_eq!(desk.version_of(&routing(), b"ok:3").unwrap(), None);
 
     let foreign = PolicySlot::new(Scope::Platform, QuestionKind::Routing);
-    let stolen = Activation { slot: foreign, sha256: second.version.sha256, config: None };
-    assert!(matches!(desk.activate(stolen, &by()), Err(DeskError::NotFound(_))));
+    let stolen = Activation {
+        slot: foreign,
+        sha256: second.version.sha256,
+        config: None,
+    };
+    assert!(matches!(
+        desk.activate(stolen, &by()),
+        Err(DeskError::NotFound(_))
+    ));
 }
 
 #[test]
@@ -141,7 +205,10 @@ fn unbinding_leaves_the_other_bindings_alone() {
     desk.unbind(&routing(), &by()).unwrap();
     assert_eq!(active(&desk, &routing()), None);
     assert_eq!(active(&desk, &platform), Some(kept.version.sha256));
-    assert!(matches!(desk.unbind(&routing(), &by()), Err(DeskError::NotFound(_))));
+    assert!(matches!(
+        desk.unbind(&routing(), &by()),
+        Err(DeskError::NotFound(_))
+    ));
 }
 
 #[test]
@@ -150,12 +217,22 @@ fn a_binding_that_cannot_be_restored_faults_and_does_not_open_what_it_closed() {
     let residency = PolicySlot::new(acme(), QuestionKind::Residency);
     let desk = desk_over(&store);
     let good = desk.upload(upload(routing(), "ok:1"), &by()).unwrap();
-    let version = desk.push(upload(residency.clone(), "ok:2"), &by()).unwrap().version;
-    desk.bind(&residency, ("mine", &version.sha256, "bad"), &by()).unwrap();
+    let version = desk
+        .push(upload(residency.clone(), "ok:2"), &by())
+        .unwrap()
+        .version;
+    desk.bind(&residency, ("mine", &version.sha256, "bad"), &by())
+        .unwrap();
 
     let restored = desk.restore().unwrap();
     assert_eq!(restored.active, [good.binding]);
-    assert!(matches!(&restored.failed[..], [NotRestored { error: DeskError::Rejected(_), .. }]));
+    assert!(matches!(
+        &restored.failed[..],
+        [NotRestored {
+            error: DeskError::Rejected(_),
+            ..
+        }]
+    ));
     let table = desk.table();
     let policy = table.get(&residency.scope, residency.question).unwrap();
     let subject = portolan_policy::Subject {
@@ -164,9 +241,20 @@ fn a_binding_that_cannot_be_restored_faults_and_does_not_open_what_it_closed() {
         data_class: 0,
         from_site: None,
     };
-    let question = Question::Residency { subject, request: &[], sites: 2 };
-    let answered = policy.ask(&Call { question, labels: &BTreeMap::new(), request_id: "req-1" });
-    assert!(matches!(answered.result, Err(PolicyFault::Unavailable(_))), "{answered:?}");
+    let question = Question::Residency {
+        subject,
+        request: &[],
+        sites: 2,
+    };
+    let answered = policy.ask(&Call {
+        question,
+        labels: &BTreeMap::new(),
+        request_id: "req-1",
+    });
+    assert!(
+        matches!(answered.result, Err(PolicyFault::Unavailable(_))),
+        "{answered:?}"
+    );
 }
 
 #[test]
@@ -174,7 +262,9 @@ fn a_reader_sees_every_binding_through_two_hundred_swaps() {
     const SWAPS_A_WRITER: usize = 50;
     let store = Arc::new(MemoryStore::new());
     let desk = desk_over(&store);
-    let slots: Vec<PolicySlot> = QuestionKind::ALL.map(|question| PolicySlot::new(acme(), question)).into();
+    let slots: Vec<PolicySlot> = QuestionKind::ALL
+        .map(|question| PolicySlot::new(acme(), question))
+        .into();
     for slot in &slots {
         desk.upload(upload(slot.clone(), "ok:first"), &by()).unwrap();
     }
@@ -186,7 +276,9 @@ fn a_reader_sees_every_binding_through_two_hundred_swaps() {
                 while reads == 0 || !done.load(Ordering::Acquire) {
                     let table = desk.table();
                     for slot in &slots {
-                        let policy = table.get(&slot.scope, slot.question).expect("every slot stays bound");
+                        let policy = table
+                            .get(&slot.scope, slot.question)
+                            .expect("every slot stays bound");
                         assert_eq!(policy.descriptor().question, slot.question);
                     }
                     reads += 1;
@@ -200,7 +292,8 @@ fn a_reader_sees_every_binding_through_two_hundred_swaps() {
                 let desk = &desk;
                 scope.spawn(move || {
                     for n in 0..SWAPS_A_WRITER {
-                        desk.upload(upload(slot.clone(), &format!("ok:{n}")), &by()).unwrap();
+                        desk.upload(upload(slot.clone(), &format!("ok:{n}")), &by())
+                            .unwrap();
                     }
                 })
             })
@@ -216,7 +309,11 @@ fn a_reader_sees_every_binding_through_two_hundred_swaps() {
     for binding in desk.list().unwrap() {
         assert_eq!(binding.generation, 1 + SWAPS_A_WRITER as u64);
         let slot = PolicySlot::new(binding.scope, binding.question);
-        assert_eq!(active(&desk, &slot), Some(binding.sha256), "table and store agree");
+        assert_eq!(
+            active(&desk, &slot),
+            Some(binding.sha256),
+            "table and store agree"
+        );
     }
 }
 
@@ -229,7 +326,8 @@ fn writers_of_one_slot_leave_table_and_store_in_agreement() {
             let desk = &desk;
             scope.spawn(move || {
                 for n in 0..25 {
-                    desk.upload(upload(routing(), &format!("ok:{writer}-{n}")), &by()).unwrap();
+                    desk.upload(upload(routing(), &format!("ok:{writer}-{n}")), &by())
+                        .unwrap();
                 }
             });
         }
@@ -251,11 +349,19 @@ fn a_tenants_policy_is_told_its_tenant_and_the_platforms_is_not() {
 fn answers_of_the_fake_fit_their_question() {
     let desk = desk_over(&Arc::new(MemoryStore::new()));
     let slot = PolicySlot::new(Scope::Platform, QuestionKind::Invalidation);
-    desk.upload(upload(slot.clone(), "ok-invalidation:"), &by()).unwrap();
+    desk.upload(upload(slot.clone(), "ok-invalidation:"), &by())
+        .unwrap();
     let event = portolan_policy::Event::TenantRemoved;
-    let question = Question::Invalidation { event: &event, groups: portolan_policy::Matrix::new(1, &[]) };
+    let question = Question::Invalidation {
+        event: &event,
+        groups: portolan_policy::Matrix::new(1, &[]),
+    };
     let table = desk.table();
     let policy = table.get(&slot.scope, slot.question).unwrap();
-    let answered = policy.ask(&Call { question, labels: &BTreeMap::new(), request_id: "req-1" });
+    let answered = policy.ask(&Call {
+        question,
+        labels: &BTreeMap::new(),
+        request_id: "req-1",
+    });
     assert_eq!(answered.result, Ok(Answer::Invalidation(Vec::new())));
 }

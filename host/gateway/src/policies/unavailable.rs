@@ -31,6 +31,9 @@ impl Policy for Unavailable {
     }
 
     fn ask(&self, _call: &Call<'_>) -> Answered {
-        Answered { result: Err(PolicyFault::Unavailable(self.reason.clone())), fuel: None }
+        Answered {
+            result: Err(PolicyFault::Unavailable(self.reason.clone())),
+            fuel: None,
+        }
     }
 }

@@ -27,7 +27,13 @@ pub(super) struct PolicyFolder {
 
 impl PolicyFolder {
     pub(super) fn new(root: PathBuf, desk: Arc<PolicyDesk>) -> Self {
-        Self { root, desk, settling: Settling::default(), from_start: None, told: BTreeMap::new() }
+        Self {
+            root,
+            desk,
+            settling: Settling::default(),
+            from_start: None,
+            told: BTreeMap::new(),
+        }
     }
 
     /// Whether a file is waiting to be complete.
@@ -41,7 +47,10 @@ impl PolicyFolder {
         let at_start = |found: &Scan| found.slots.keys().cloned().collect();
         self.from_start.get_or_insert_with(|| at_start(&found));
         self.tell(&found);
-        let renamed = found.slots.keys().filter(|slot| renamed.contains(&place::component(&self.root, slot)));
+        let renamed = found
+            .slots
+            .keys()
+            .filter(|slot| renamed.contains(&place::component(&self.root, slot)));
         let renamed = renamed.cloned().collect();
         for (slot, sighting) in self.settling.observe(now, &found.slots, &renamed) {
             self.take(&slot, sighting, now);
@@ -121,7 +130,11 @@ fn text(component: &Path, findings: &[Finding]) -> String {
             Severity::Error => "error",
         };
         // Writing to a string cannot fail.
-        let _ = write!(text, "\n{severity}[{}]: {}\n  help: {}\n", finding.code, finding.message, finding.help);
+        let _ = write!(
+            text,
+            "\n{severity}[{}]: {}\n  help: {}\n",
+            finding.code, finding.message, finding.help
+        );
     }
     text
 }

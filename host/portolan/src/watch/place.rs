@@ -79,10 +79,24 @@ mod tests {
         assert_eq!(kind("routing.wasm"), Kind::Component(QuestionKind::Routing));
         assert_eq!(kind("cost.json"), Kind::Config(QuestionKind::Cost));
         assert_eq!(kind("routing.wasm.error"), Kind::Report("routing.wasm".into()));
-        for odd in ["rooting.wasm", "Routing.wasm", "routing.v2.wasm", "package.json", " routing.wasm"] {
+        for odd in [
+            "rooting.wasm",
+            "Routing.wasm",
+            "routing.v2.wasm",
+            "package.json",
+            " routing.wasm",
+        ] {
             assert_eq!(kind(odd), Kind::Misnamed, "{odd}");
         }
-        for other in ["README", ".routing.wasm", "routing.wasm~", "routing.wasm.part", "x.error", "", "."] {
+        for other in [
+            "README",
+            ".routing.wasm",
+            "routing.wasm~",
+            "routing.wasm.part",
+            "x.error",
+            "",
+            ".",
+        ] {
             assert_eq!(kind(other), Kind::Other, "{other}");
         }
     }
@@ -96,6 +110,9 @@ mod tests {
         let slot = PolicySlot::new(scope("acme").unwrap(), QuestionKind::Cost);
         assert_eq!(component(Path::new("p"), &slot), Path::new("p/acme/cost.wasm"));
         assert_eq!(config(Path::new("p"), &slot), Path::new("p/acme/cost.json"));
-        assert_eq!(report(Path::new("p/acme/cost.wasm")), Path::new("p/acme/cost.wasm.error"));
+        assert_eq!(
+            report(Path::new("p/acme/cost.wasm")),
+            Path::new("p/acme/cost.wasm.error")
+        );
     }
 }

@@ -27,7 +27,12 @@ pub(super) struct Scan {
 
 /// An error finding.
 pub(super) fn error(code: &str, message: String, help: &str) -> Finding {
-    Finding { code: code.into(), severity: Severity::Error, message, help: help.into() }
+    Finding {
+        code: code.into(),
+        severity: Severity::Error,
+        message,
+        help: help.into(),
+    }
 }
 
 /// Looks at the folder.
@@ -46,7 +51,9 @@ pub(super) fn scan(root: &Path) -> Scan {
                 let help = "move it to TENANT/QUESTION.wasm, or to _platform/QUESTION.wasm for every tenant";
                 scan.refused.insert(path, error("no-tenant", message, help));
             }
-            Ok(kind) if kind.is_symlink() => drop(scan.odd.insert(path, "a symbolic link: not followed".into())),
+            Ok(kind) if kind.is_symlink() => {
+                drop(scan.odd.insert(path, "a symbolic link: not followed".into()))
+            }
             _ => {}
         }
     }
@@ -90,12 +97,17 @@ impl Scan {
                     );
                     self.refused.insert(entry.path(), finding);
                 }
-                Kind::Misnamed => drop(self.odd.insert(entry.path(), "the configuration of no question".into())),
+                Kind::Misnamed => drop(
+                    self.odd
+                        .insert(entry.path(), "the configuration of no question".into()),
+                ),
                 Kind::Other => {}
             }
             names.insert(name);
         }
-        let stale = reports.into_iter().filter(|(component, _)| !names.contains(component));
+        let stale = reports
+            .into_iter()
+            .filter(|(component, _)| !names.contains(component));
         self.stale_reports.extend(stale.map(|(_, path)| path));
         for (question, component) in components {
             self.slot(scope, question, (&component, configs.get(&question)));
@@ -105,10 +117,16 @@ impl Scan {
     fn slot(&mut self, scope: &Scope, question: QuestionKind, files: (&DirEntry, Option<&DirEntry>)) {
         let (component, config) = files;
         let seen = signature(component).and_then(|component| {
-            Ok(Sighting { component, config: config.map(signature).transpose()? })
+            Ok(Sighting {
+                component,
+                config: config.map(signature).transpose()?,
+            })
         });
         match seen {
-            Ok(sighting) => drop(self.slots.insert(PolicySlot::new(scope.clone(), question), sighting)),
+            Ok(sighting) => drop(
+                self.slots
+                    .insert(PolicySlot::new(scope.clone(), question), sighting),
+            ),
             Err(Unfit::Vanished) => {}
             Err(Unfit::Refused(finding)) => drop(self.refused.insert(component.path(), finding)),
         }
@@ -125,7 +143,11 @@ enum Unfit {
 fn signature(entry: &DirEntry) -> Result<Signature, Unfit> {
     let name = entry.file_name().to_string_lossy().into_owned();
     let refused = |message: String| {
-        Err(Unfit::Refused(error("no-file", message, "put a regular file in its place; links are not followed")))
+        Err(Unfit::Refused(error(
+            "no-file",
+            message,
+            "put a regular file in its place; links are not followed",
+        )))
     };
     // Metadata of the entry itself: a symbolic link is not followed.
     match entry.metadata() {
@@ -139,7 +161,14 @@ fn signature(entry: &DirEntry) -> Result<Signature, Unfit> {
 
 /// What a file looks like from outside.
 pub(super) fn signature_of(metadata: &Metadata) -> Signature {
-    let micros = metadata.mtime().saturating_mul(1_000_000).saturating_add(metadata.mtime_nsec() / 1000);
+    let micros = metadata
+        .mtime()
+        .saturating_mul(1_000_000)
+        .saturating_add(metadata.mtime_nsec() / 1000);
     let modified = Moment(u64::try_from(micros).unwrap_or(0));
-    Signature { len: metadata.len(), modified, inode: metadata.ino() }
+    Signature {
+        len: metadata.len(),
+        modified,
+        inode: metadata.ino(),
+    }
 }

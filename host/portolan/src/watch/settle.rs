@@ -26,7 +26,9 @@ pub(super) struct Sighting {
 impl Sighting {
     /// When the younger of the files was written.
     pub(super) fn modified(&self) -> Moment {
-        self.config.map_or(self.component.modified, |config| config.modified.max(self.component.modified))
+        self.config.map_or(self.component.modified, |config| {
+            config.modified.max(self.component.modified)
+        })
     }
 }
 
@@ -60,8 +62,11 @@ impl Settling {
             if before != Some(*sighting) {
                 self.slots.insert(slot.clone(), (*sighting, Phase::Settling(now)));
             }
-            let Some((_, Phase::Settling(since))) = self.slots.get(slot) else { continue };
-            let config_unchanged = sighting.config.is_none() || before.and_then(|b| b.config) == sighting.config;
+            let Some((_, Phase::Settling(since))) = self.slots.get(slot) else {
+                continue;
+            };
+            let config_unchanged =
+                sighting.config.is_none() || before.and_then(|b| b.config) == sighting.config;
             if now.since(*since) >= SETTLE || (renamed.contains(slot) && config_unchanged) {
                 complete.push((slot.clone(), *sighting));
             }
@@ -85,7 +90,9 @@ impl Settling {
 
     /// Whether anything is not dealt with.
     pub(super) fn is_settling(&self) -> bool {
-        self.slots.values().any(|(_, phase)| matches!(phase, Phase::Settling(_)))
+        self.slots
+            .values()
+            .any(|(_, phase)| matches!(phase, Phase::Settling(_)))
     }
 }
 
@@ -100,11 +107,21 @@ mod tests {
     }
 
     fn signature(len: u64) -> Signature {
-        Signature { len, modified: Moment(len), inode: 1 }
+        Signature {
+            len,
+            modified: Moment(len),
+            inode: 1,
+        }
     }
 
     fn at(settling: &mut Settling, now: Duration, len: u64, renamed: bool) -> bool {
-        let seen = BTreeMap::from([(slot(), Sighting { component: signature(len), config: None })]);
+        let seen = BTreeMap::from([(
+            slot(),
+            Sighting {
+                component: signature(len),
+                config: None,
+            },
+        )]);
         let renamed = renamed.then(slot).into_iter().collect();
         !settling.observe(Moment(0) + now, &seen, &renamed).is_empty()
     }
@@ -115,13 +132,21 @@ mod tests {
         let growing = Duration::from_millis(100);
         assert!(!at(&mut settling, Duration::ZERO, 1, false));
         assert!(!at(&mut settling, growing, 2, false));
-        assert!(!at(&mut settling, growing + SETTLE - Duration::from_micros(1), 2, false));
+        assert!(!at(
+            &mut settling,
+            growing + SETTLE - Duration::from_micros(1),
+            2,
+            false
+        ));
         assert!(settling.is_settling());
         assert!(at(&mut settling, growing + SETTLE, 2, false));
         settling.done(&slot());
         assert!(!at(&mut settling, growing + 9 * SETTLE, 2, false), "dealt with");
         assert!(!settling.is_settling());
-        assert!(!at(&mut settling, growing + 10 * SETTLE, 3, false), "changed: settles anew");
+        assert!(
+            !at(&mut settling, growing + 10 * SETTLE, 3, false),
+            "changed: settles anew"
+        );
         assert!(at(&mut settling, growing + 11 * SETTLE, 3, false));
     }
 
@@ -132,11 +157,17 @@ mod tests {
         settling.done(&slot());
         assert!(!at(&mut settling, Duration::ZERO, 1, true), "the same file twice");
 
-        let with_config = Sighting { component: signature(2), config: Some(signature(1)) };
+        let with_config = Sighting {
+            component: signature(2),
+            config: Some(signature(1)),
+        };
         let seen = BTreeMap::from([(slot(), with_config)]);
         let renamed = BTreeSet::from([slot()]);
         assert!(settling.observe(Moment(0), &seen, &renamed).is_empty());
-        assert_eq!(settling.observe(Moment(0) + SETTLE, &seen, &BTreeSet::new()), [(slot(), with_config)]);
+        assert_eq!(
+            settling.observe(Moment(0) + SETTLE, &seen, &BTreeSet::new()),
+            [(slot(), with_config)]
+        );
     }
 
     #[test]
@@ -144,7 +175,11 @@ mod tests {
         let mut settling = Settling::default();
         assert!(at(&mut settling, Duration::ZERO, 1, true));
         settling.done(&slot());
-        assert!(settling.observe(Moment(1), &BTreeMap::new(), &BTreeSet::new()).is_empty());
+        assert!(
+            settling
+                .observe(Moment(1), &BTreeMap::new(), &BTreeSet::new())
+                .is_empty()
+        );
         assert!(at(&mut settling, Duration::ZERO, 1, true));
         settling.again(&slot(), Moment(0) + SETTLE);
         assert!(!at(&mut settling, SETTLE, 1, false));

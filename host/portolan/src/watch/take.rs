@@ -67,7 +67,11 @@ pub(super) fn take(desk: &PolicyDesk, root: &Path, slot: &PolicySlot, seen: (Sig
 }
 
 fn refused(message: String) -> Outcome {
-    Outcome::Refused(vec![error("refused", message, "mend it, and put the file in its place again")])
+    Outcome::Refused(vec![error(
+        "refused",
+        message,
+        "mend it, and put the file in its place again",
+    )])
 }
 
 fn hand_over(
@@ -76,33 +80,47 @@ fn hand_over(
     (component, config): (Bytes, String),
     (sighting, occasion): (Sighting, Occasion),
 ) -> Result<Outcome, DeskError> {
-    let sha256 = desk.check(Some(slot.question), &component).sha256;
-    let in_force = desk.list()?.into_iter().find(|b| b.scope == slot.scope && b.question == slot.question);
-    if in_force.is_some_and(|binding| binding.sha256 == sha256 && binding.config == config) {
-        return Ok(Outcome::Unchanged);
-    }
-    if occasion == Occasion::Start {
-        let known = desk.versions(slot)?.iter().any(|version| version.sha256 == sha256);
-        let later = desk.history(slot)?.last().is_some_and(|binding| binding.at >= sighting.modified());
-        if known && later {
+    if let Some(version) = desk.version_of(slot, &component)? {
+        let in_force = desk
+            .list()?
+            .into_iter()
+            .find(|b| b.scope == slot.scope && b.question == slot.question);
+        if in_force.is_some_and(|binding| binding.sha256 == version.sha256 && binding.config == config) {
+            return Ok(Outcome::Unchanged);
+        }
+        let last = desk.history(slot)?.pop();
+        if occasion == Occasion::Start && last.is_some_and(|binding| binding.at >= sighting.modified()) {
             return Ok(Outcome::Older);
         }
     }
     let name = slot.question.to_string();
     let by = By::new(ACTOR, &format!("{name}.wasm of {} changed", slot.scope));
-    let upload = Upload { slot: slot.clone(), name, component, config };
+    let upload = Upload {
+        slot: slot.clone(),
+        name,
+        component,
+        config,
+    };
     Ok(Outcome::Active(desk.upload(upload, &by)?.binding))
 }
 
 fn read_both(root: &Path, slot: &PolicySlot, sighting: Sighting) -> Result<(Bytes, String), Unread> {
-    let component = read(&place::component(root, slot), sighting.component, COMPONENT_MAX_BYTES)?;
+    let component = read(
+        &place::component(root, slot),
+        sighting.component,
+        COMPONENT_MAX_BYTES,
+    )?;
     let Some(signature) = sighting.config else {
         return Ok((component.into(), String::new()));
     };
     let config = read(&place::config(root, slot), signature, CONFIG_MAX_BYTES)?;
     let bad = |message: String| {
         let help = "write JSON, or remove the file to bind without a configuration";
-        Unread::Refused(error("bad-config", format!("{}.json: {message}", slot.question), help))
+        Unread::Refused(error(
+            "bad-config",
+            format!("{}.json: {message}", slot.question),
+            help,
+        ))
     };
     let config = String::from_utf8(config).map_err(|_| bad("it is not UTF-8".into()))?;
     serde_json::from_str::<serde::de::IgnoredAny>(&config).map_err(|e| bad(e.to_string()))?;
@@ -114,7 +132,11 @@ fn read(path: &Path, seen: Signature, limit: u64) -> Result<Vec<u8>, Unread> {
     let again = |what: &str| Unread::Again(format!("{}: {what}", path.display()));
     let io = |error: std::io::Error| again(&error.to_string());
     if seen.len > limit {
-        let message = format!("{} has {} bytes, at most {limit} are read", path.display(), seen.len);
+        let message = format!(
+            "{} has {} bytes, at most {limit} are read",
+            path.display(),
+            seen.len
+        );
         return Err(Unread::Refused(error("too-large", message, "send a smaller one")));
     }
     let mut file = File::open(path).map_err(io)?;
@@ -123,7 +145,10 @@ fn read(path: &Path, seen: Signature, limit: u64) -> Result<Vec<u8>, Unread> {
         return Err(again("it changed before it was read"));
     }
     let mut bytes = Vec::new();
-    Read::by_ref(&mut file).take(limit).read_to_end(&mut bytes).map_err(io)?;
+    Read::by_ref(&mut file)
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(io)?;
     if signature_of(&file.metadata().map_err(io)?) != seen || bytes.len() as u64 != seen.len {
         return Err(again("it changed while it was read"));
     }

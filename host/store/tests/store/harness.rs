@@ -62,12 +62,27 @@ pub(crate) fn tenant(name: &str, jurisdiction: &str) -> TenantRecord {
 
 /// Asserts that the log has exactly the lines 1 to `lines`.
 pub(crate) fn assert_audit_is_whole(store: &dyn PolicyStore, lines: usize) {
-    let mut sequences: Vec<u64> = store.audit(usize::MAX).unwrap().iter().map(|line| line.sequence).collect();
+    let mut sequences: Vec<u64> = store
+        .audit(usize::MAX)
+        .unwrap()
+        .iter()
+        .map(|line| line.sequence)
+        .collect();
     sequences.reverse();
     assert_eq!(sequences, (1..=lines as u64).collect::<Vec<_>>());
 }
 
 pub(crate) fn files_under(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { files_under(&path) } else { vec![path] }).collect()
+    let entries = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                files_under(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }

@@ -25,12 +25,16 @@ fn write_until_killed() {
     let mut out = std::io::stdout().lock();
     for n in 0.. {
         let question = QuestionKind::ALL[n % 4];
-        let record = store.put_version(version(Scope::Platform, question, &format!("{round}-{n}"), 1)).unwrap();
+        let record = store
+            .put_version(version(Scope::Platform, question, &format!("{round}-{n}"), 1))
+            .unwrap();
         writeln!(out, "\n{VERSION}{}", serde_json::to_string(&record).unwrap()).unwrap();
         let bound = store.bind(binding(&record, 2)).unwrap();
         writeln!(out, "\n{BINDING}{}", serde_json::to_string(&bound).unwrap()).unwrap();
         if n % 5 == 4 {
-            store.unbind(&Scope::Platform, question, "op", "", Moment(3)).unwrap();
+            store
+                .unbind(&Scope::Platform, question, "op", "", Moment(3))
+                .unwrap();
         }
     }
 }
@@ -57,7 +61,12 @@ impl Acknowledged {
 
 fn start(folder: &Path, round: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["kill::write_until_killed", "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            "kill::write_until_killed",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(FOLDER, folder)
         .env(ROUND, round.to_string())
         .stdout(Stdio::piped())
@@ -107,7 +116,10 @@ fn check(folder: &Path, acknowledged: &Acknowledged) {
         assert!(history.contains(record), "lost {record:?}");
     }
     for record in &versions {
-        assert_eq!(store.component(&record.sha256).unwrap(), format!("component {}", record.name));
+        assert_eq!(
+            store.component(&record.sha256).unwrap(),
+            format!("component {}", record.name)
+        );
         let compiled = store.compiled(&record.sha256).unwrap().unwrap();
         assert_eq!(compiled, format!("artefact of {}", record.name));
     }
@@ -122,7 +134,10 @@ fn assert_each_change_is_whole(store: &SledStore, versions: &[VersionRecord], hi
     assert_eq!(of("policy.put"), versions.len());
     assert_eq!(of("policy.activate"), history.len());
     for line in log.iter().rev() {
-        let question = QuestionKind::ALL.into_iter().find(|q| line.subject.contains(q.as_str())).unwrap();
+        let question = QuestionKind::ALL
+            .into_iter()
+            .find(|q| line.subject.contains(q.as_str()))
+            .unwrap();
         match line.action.as_str() {
             "policy.activate" => drop(in_force.insert(question, line.subject.clone())),
             "policy.unbind" => drop(in_force.remove(&question)),

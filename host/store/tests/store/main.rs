@@ -1,4 +1,5 @@
 //! The store against its promises: acknowledged is kept, damaged is told, and it behaves as its model in memory.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside the functions that clippy knows as tests")]
 
 mod harness;
 mod kill;
@@ -20,7 +21,10 @@ fn open(folder: &Path) -> SledStore {
 }
 
 fn operator(label: &str) -> KeyRecord {
-    KeyRecord { principal: Principal::Operator, label: label.into() }
+    KeyRecord {
+        principal: Principal::Operator,
+        label: label.into(),
+    }
 }
 
 #[test]
@@ -28,30 +32,48 @@ fn a_restart_comes_back_with_everything() {
     let folder = tempfile::tempdir().unwrap();
     let acme = Scope::Tenant(TenantName::new("acme").unwrap());
     let store = open(folder.path());
-    let first = store.put_version(version(acme.clone(), QUESTION, "one", 1)).unwrap();
-    let second = store.put_version(version(acme.clone(), QUESTION, "two", 2)).unwrap();
+    let first = store
+        .put_version(version(acme.clone(), QUESTION, "one", 1))
+        .unwrap();
+    let second = store
+        .put_version(version(acme.clone(), QUESTION, "two", 2))
+        .unwrap();
     let bound = store.bind(binding(&first, 3)).unwrap();
     let rebound = store.bind(binding(&second, 4)).unwrap();
     store.put_tenant(tenant("acme", "eu"), "op", Moment(5)).unwrap();
-    store.put_key("sk-acme", operator("console"), "op", Moment(6)).unwrap();
+    store
+        .put_key("sk-acme", operator("console"), "op", Moment(6))
+        .unwrap();
     store.put_compiled(&first.sha256, b"newer").unwrap();
     let audit = store.audit(99).unwrap();
     let subkey = store.platform_secret().derive("test");
     drop(store);
 
     let store = open(folder.path());
-    assert_eq!(store.versions(&acme, QUESTION).unwrap(), [first.clone(), second.clone()]);
+    assert_eq!(
+        store.versions(&acme, QUESTION).unwrap(),
+        [first.clone(), second.clone()]
+    );
     assert_eq!(store.versions(&Scope::Platform, QUESTION).unwrap(), []);
     assert_eq!(store.component(&first.sha256).unwrap(), "component one");
     assert_eq!(store.compiled(&first.sha256).unwrap().unwrap(), "newer");
-    assert_eq!(store.compiled(&second.sha256).unwrap().unwrap(), "artefact of two");
+    assert_eq!(
+        store.compiled(&second.sha256).unwrap().unwrap(),
+        "artefact of two"
+    );
     assert_eq!(store.bindings().unwrap(), std::slice::from_ref(&rebound));
     assert_eq!(store.history(&acme, QUESTION).unwrap(), [bound, rebound]);
-    assert_eq!(store.tenant(&TenantName::new("acme").unwrap()).unwrap(), Some(tenant("acme", "eu")));
+    assert_eq!(
+        store.tenant(&TenantName::new("acme").unwrap()).unwrap(),
+        Some(tenant("acme", "eu"))
+    );
     assert_eq!(store.authenticate("sk-acme").unwrap(), Some(Principal::Operator));
     assert_eq!(store.authenticate("sk-acmf").unwrap(), None);
     assert_eq!(store.audit(99).unwrap(), audit);
-    assert_eq!(audit.iter().map(|line| line.sequence).collect::<Vec<_>>(), [6, 5, 4, 3, 2, 1]);
+    assert_eq!(
+        audit.iter().map(|line| line.sequence).collect::<Vec<_>>(),
+        [6, 5, 4, 3, 2, 1]
+    );
     assert_eq!(store.platform_secret().derive("test"), subkey);
     assert_ne!(store.platform_secret().derive("other"), subkey);
 }
@@ -62,7 +84,10 @@ fn a_second_open_is_refused_until_the_first_is_closed() {
     let store = open(folder.path());
     let error = SledStore::open(folder.path(), &Dice::seeded(1)).unwrap_err();
     assert!(matches!(error, StoreError::InUse(_)), "{error}");
-    assert!(error.to_string().contains("over HTTP"), "says what to do: {error}");
+    assert!(
+        error.to_string().contains("over HTTP"),
+        "says what to do: {error}"
+    );
     drop(store);
     drop(open(folder.path()));
 }
@@ -71,45 +96,94 @@ fn a_second_open_is_refused_until_the_first_is_closed() {
 fn storing_the_same_component_again_returns_the_first_record() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
-    let first = store.put_version(version(Scope::Platform, QUESTION, "one", 1)).unwrap();
-    let again = store.put_version(version(Scope::Platform, QUESTION, "one", 9)).unwrap();
+    let first = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 1))
+        .unwrap();
+    let again = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 9))
+        .unwrap();
     assert_eq!(again, first);
     assert_eq!(store.audit(9).unwrap().len(), 1);
-    let elsewhere = store.put_version(version(Scope::Platform, QuestionKind::Cost, "one", 9)).unwrap();
-    assert_eq!((elsewhere.sha256, elsewhere.at), (first.sha256, Moment(9)), "one file, two versions");
+    let elsewhere = store
+        .put_version(version(Scope::Platform, QuestionKind::Cost, "one", 9))
+        .unwrap();
+    assert_eq!(
+        (elsewhere.sha256, elsewhere.at),
+        (first.sha256, Moment(9)),
+        "one file, two versions"
+    );
 }
 
 #[test]
 fn a_damaged_component_is_told_and_mended_by_the_same_upload() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
-    let record = store.put_version(version(Scope::Platform, QUESTION, "one", 1)).unwrap();
-    let path = folder.path().join("components").join(format!("{}.wasm", record.sha256));
-    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4).unwrap();
+    let record = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 1))
+        .unwrap();
+    let path = folder
+        .path()
+        .join("components")
+        .join(format!("{}.wasm", record.sha256));
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(4)
+        .unwrap();
     let error = store.component(&record.sha256).unwrap_err();
-    assert!(matches!(&error, StoreError::Damaged { place, .. } if *place == path.display().to_string()), "{error}");
-    store.put_version(version(Scope::Platform, QUESTION, "one", 2)).unwrap();
+    assert!(
+        matches!(&error, StoreError::Damaged { place, .. } if *place == path.display().to_string()),
+        "{error}"
+    );
+    store
+        .put_version(version(Scope::Platform, QUESTION, "one", 2))
+        .unwrap();
     assert_eq!(store.component(&record.sha256).unwrap(), "component one");
     fs::remove_file(&path).unwrap();
-    assert!(matches!(store.component(&record.sha256), Err(StoreError::NotFound(_))));
+    assert!(matches!(
+        store.component(&record.sha256),
+        Err(StoreError::NotFound(_))
+    ));
 }
 
 #[test]
 fn only_what_is_stored_can_be_bound_and_only_a_digest_names_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
-    let record = store.put_version(version(Scope::Platform, QUESTION, "one", 1)).unwrap();
+    let record = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 1))
+        .unwrap();
     let mut foreign = binding(&record, 2);
     foreign.question = QuestionKind::Cost;
     assert!(matches!(store.bind(foreign), Err(StoreError::NotFound(_))));
-    assert!(matches!(store.unbind(&Scope::Platform, QUESTION, "op", "", Moment(2)), Err(StoreError::NotFound(_))));
+    assert!(matches!(
+        store.unbind(&Scope::Platform, QUESTION, "op", "", Moment(2)),
+        Err(StoreError::NotFound(_))
+    ));
     for name in ["../secret", "", "secret", "/etc/passwd"] {
-        assert!(matches!(store.component(name), Err(StoreError::NotFound(_))), "{name}");
-        assert!(matches!(store.compiled(name), Err(StoreError::NotFound(_))), "{name}");
-        assert!(matches!(store.put_compiled(name, b"x"), Err(StoreError::NotFound(_))), "{name}");
+        assert!(
+            matches!(store.component(name), Err(StoreError::NotFound(_))),
+            "{name}"
+        );
+        assert!(
+            matches!(store.compiled(name), Err(StoreError::NotFound(_))),
+            "{name}"
+        );
+        assert!(
+            matches!(store.put_compiled(name, b"x"), Err(StoreError::NotFound(_))),
+            "{name}"
+        );
     }
-    assert!(matches!(store.put_key("", operator("none"), "op", Moment(2)), Err(StoreError::Invalid { .. })));
-    assert_eq!(store.audit(9).unwrap().len(), 1, "what was refused is not in the log");
+    assert!(matches!(
+        store.put_key("", operator("none"), "op", Moment(2)),
+        Err(StoreError::Invalid { .. })
+    ));
+    assert_eq!(
+        store.audit(9).unwrap().len(),
+        1,
+        "what was refused is not in the log"
+    );
 }
 
 #[test]
@@ -122,8 +196,14 @@ fn eight_writers_leave_an_audit_log_without_gaps() {
             scope.spawn(move || {
                 for n in 0..5 {
                     // Half of the components are the same for every writer.
-                    let name = if n % 2 == 0 { format!("shared-{n}") } else { format!("own-{writer}-{n}") };
-                    let record = store.put_version(version(Scope::Platform, QUESTION, &name, 1)).unwrap();
+                    let name = if n % 2 == 0 {
+                        format!("shared-{n}")
+                    } else {
+                        format!("own-{writer}-{n}")
+                    };
+                    let record = store
+                        .put_version(version(Scope::Platform, QUESTION, &name, 1))
+                        .unwrap();
                     store.bind(binding(&record, 2)).unwrap();
                 }
             });
@@ -137,7 +217,10 @@ fn eight_writers_leave_an_audit_log_without_gaps() {
         store.component(&record.sha256).unwrap();
     }
     let history = store.history(&Scope::Platform, QUESTION).unwrap();
-    assert_eq!(history.iter().map(|b| b.generation).collect::<Vec<_>>(), (1..=40).collect::<Vec<_>>());
+    assert_eq!(
+        history.iter().map(|b| b.generation).collect::<Vec<_>>(),
+        (1..=40).collect::<Vec<_>>()
+    );
     assert_eq!(store.bindings().unwrap(), history[39..]);
     harness::assert_audit_is_whole(&store, versions.len() + history.len());
 }
@@ -146,7 +229,9 @@ fn eight_writers_leave_an_audit_log_without_gaps() {
 fn what_a_crash_left_behind_is_removed_and_what_is_recorded_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
-    let record = store.put_version(version(Scope::Platform, QUESTION, "one", 1)).unwrap();
+    let record = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 1))
+        .unwrap();
     drop(store);
     let orphan = "ab".repeat(32);
     let left = [
@@ -164,7 +249,10 @@ fn what_a_crash_left_behind_is_removed_and_what_is_recorded_is_not() {
     for path in &left {
         assert!(!path.exists(), "{}", path.display());
     }
-    assert!(note.exists(), "a file this store did not name is none of its business");
+    assert!(
+        note.exists(),
+        "a file this store did not name is none of its business"
+    );
     assert_eq!(store.component(&record.sha256).unwrap(), "component one");
 }
 
@@ -172,7 +260,9 @@ fn what_a_crash_left_behind_is_removed_and_what_is_recorded_is_not() {
 fn a_store_that_lost_its_records_keeps_its_components() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
-    let record = store.put_version(version(Scope::Platform, QUESTION, "one", 1)).unwrap();
+    let record = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 1))
+        .unwrap();
     drop(store);
     fs::remove_dir_all(folder.path().join("db")).unwrap();
     let store = open(folder.path());
@@ -222,8 +312,16 @@ fn keys_are_nowhere_on_disk_and_in_no_debug_output() {
         let bytes = fs::read(&path).unwrap();
         let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);
         assert!(!holds(KEY.as_bytes()), "{} holds the key", path.display());
-        assert!(!holds(blake3::hash(KEY.as_bytes()).as_bytes()), "{} holds an unkeyed hash", path.display());
-        assert!(path.ends_with("secret") || !holds(&secret), "{} holds the secret", path.display());
+        assert!(
+            !holds(blake3::hash(KEY.as_bytes()).as_bytes()),
+            "{} holds an unkeyed hash",
+            path.display()
+        );
+        assert!(
+            path.ends_with("secret") || !holds(&secret),
+            "{} holds the secret",
+            path.display()
+        );
     }
 }
 
@@ -232,9 +330,15 @@ fn a_store_of_a_later_release_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();
     drop(open(folder.path()));
     let db = sled::open(folder.path().join("db")).unwrap();
-    db.open_tree("meta").unwrap().insert("schema", br#"{"schema":1,"value":2}"#).unwrap();
+    db.open_tree("meta")
+        .unwrap()
+        .insert("schema", br#"{"schema":1,"value":2}"#)
+        .unwrap();
     db.flush().unwrap();
     drop(db);
     let error = SledStore::open(folder.path(), &Dice::seeded(1)).unwrap_err();
-    assert!(matches!(error, StoreError::NewerSchema { found: 2, known: 1 }), "{error}");
+    assert!(
+        matches!(error, StoreError::NewerSchema { found: 2, known: 1 }),
+        "{error}"
+    );
 }

@@ -43,7 +43,12 @@ fn question(n: u8) -> QuestionKind {
 }
 
 fn record(scope_number: u8, question_number: u8, component: u8) -> VersionRecord {
-    let new = version(scope(scope_number), question(question_number), &format!("c{component}"), 0);
+    let new = version(
+        scope(scope_number),
+        question(question_number),
+        &format!("c{component}"),
+        0,
+    );
     MemoryStore::new().put_version(new).unwrap()
 }
 
@@ -51,25 +56,52 @@ fn record(scope_number: u8, question_number: u8, component: u8) -> VersionRecord
 fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String> {
     let shown = |e: StoreError| e.to_string();
     match *step {
-        Step::Put { scope: s, question: q, component } => {
+        Step::Put {
+            scope: s,
+            question: q,
+            component,
+        } => {
             let new = version(scope(s), question(q), &format!("c{component}"), at);
-            store.put_version(new).map(|record| format!("{record:?}")).map_err(shown)
+            store
+                .put_version(new)
+                .map(|record| format!("{record:?}"))
+                .map_err(shown)
         }
-        Step::Bind { scope, question, component } => {
+        Step::Bind {
+            scope,
+            question,
+            component,
+        } => {
             let wanted = binding(&record(scope, question, component), at);
-            store.bind(wanted).map(|binding| format!("{binding:?}")).map_err(shown)
+            store
+                .bind(wanted)
+                .map(|binding| format!("{binding:?}"))
+                .map_err(shown)
         }
-        Step::Unbind { scope: s, question: q } => {
-            store.unbind(&scope(s), question(q), "op", "", Moment(at)).map(|()| String::new()).map_err(shown)
-        }
+        Step::Unbind {
+            scope: s,
+            question: q,
+        } => store
+            .unbind(&scope(s), question(q), "op", "", Moment(at))
+            .map(|()| String::new())
+            .map_err(shown),
         Step::Tenant { name, jurisdiction } => {
             let record = tenant(&format!("t{name}"), &format!("j{jurisdiction}"));
-            store.put_tenant(record, "op", Moment(at)).map(|()| String::new()).map_err(shown)
+            store
+                .put_tenant(record, "op", Moment(at))
+                .map(|()| String::new())
+                .map_err(shown)
         }
         Step::Key { key, tenant } => {
             let principal = Principal::Tenant(TenantName::new(&format!("t{tenant}")).unwrap());
-            let record = KeyRecord { principal, label: format!("k{key}") };
-            store.put_key(&format!("sk-{key}"), record, "op", Moment(at)).map(|()| String::new()).map_err(shown)
+            let record = KeyRecord {
+                principal,
+                label: format!("k{key}"),
+            };
+            store
+                .put_key(&format!("sk-{key}"), record, "op", Moment(at))
+                .map(|()| String::new())
+                .map_err(shown)
         }
         Step::Restart => Ok(String::new()),
     }
@@ -84,13 +116,23 @@ fn everything(store: &dyn PolicyStore) -> Vec<String> {
     ];
     for n in 0..3 {
         seen.push(format!("{:?}", store.authenticate(&format!("sk-{n}"))));
-        seen.push(format!("{:?}", store.tenant(&TenantName::new(&format!("t{n}")).unwrap())));
+        seen.push(format!(
+            "{:?}",
+            store.tenant(&TenantName::new(&format!("t{n}")).unwrap())
+        ));
         for q in 0..2 {
             let versions = store.versions(&scope(n), question(q)).unwrap();
             for version in &versions {
-                seen.push(format!("{:?} {:?}", store.component(&version.sha256), store.compiled(&version.sha256)));
+                seen.push(format!(
+                    "{:?} {:?}",
+                    store.component(&version.sha256),
+                    store.compiled(&version.sha256)
+                ));
             }
-            seen.push(format!("{versions:?} {:?}", store.history(&scope(n), question(q))));
+            seen.push(format!(
+                "{versions:?} {:?}",
+                store.history(&scope(n), question(q))
+            ));
         }
     }
     seen
