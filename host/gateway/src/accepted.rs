@@ -2,6 +2,7 @@
 
 use portolan_base::{ModelName, Moment, RequestId};
 use portolan_decide::{PrefillMode, RequestKind};
+use portolan_policy::Dependency;
 use portolan_ports::{Sampling, TenantRecord};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,4 +42,6 @@ pub struct Accepted {
     pub ttft_slo_ms: u32,
     /// Labels a policy may look up.
     pub labels: BTreeMap<String, String>,
+    /// What the prompt was made from: its KV dies when one of these changes.
+    pub dependencies: Vec<Dependency>,
 }

@@ -1,0 +1,89 @@
+//! The HTTP doors of one site: the OpenAI-style inference API, the admin API, health and metrics.
+//!
+//! | path | for | file |
+//! |---|---|---|
+//! | `/v1/completions`, `/v1/chat/completions` | tenants | `inference.rs`, shapes in `wire.rs`, `whole.rs`, `sse.rs` |
+//! | `/v1/models` | tenants | `models.rs` |
+//! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `inspect.rs` |
+//! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs` |
+//! | `/v1/portolan/fleet`, `/v1/portolan/audit` | the operator | `inspect.rs` |
+//! | `/health`, `/metrics` | anyone who reaches the port | here |
+
+mod admin;
+mod auth;
+mod body;
+pub mod errors;
+mod events;
+mod inference;
+mod inspect;
+mod models;
+mod sse;
+mod tag;
+mod whole;
+mod wire;
+
+pub use tag::REQUEST_ID;
+
+use crate::site::Site;
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::{get, post, put};
+use axum::serve::ListenerExt;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+/// The content type of OpenMetrics text.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All doors of `site`.
+pub fn router(site: Arc<Site>) -> Router {
+    let slot = put(admin::upload).get(admin::slot).delete(admin::unbind);
+    Router::new()
+        .route("/v1/completions", post(inference::completions))
+        .route("/v1/chat/completions", post(inference::chat))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{id}", get(models::one))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/v1/portolan/requests", get(inspect::requests))
+        .route("/v1/portolan/requests/{id}", get(inspect::request))
+        .route("/v1/portolan/fleet", get(inspect::fleet))
+        .route("/v1/portolan/audit", get(inspect::audit))
+        .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
+        .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
+        .route("/v1/portolan/tenants/{tenant}/policies/{question}/activate", post(admin::activate))
+        .fallback(errors::no_such_path)
+        .method_not_allowed_fallback(errors::wrong_method)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&site), tag::tag))
+        .with_state(site)
+}
+
+/// Serves the doors until `shutdown` is ready and the requests then in flight are done.
+pub async fn serve(
+    site: Arc<Site>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    // Tokens are small and each must leave at once: Nagle's algorithm would hold them for the peer's delayed ACK.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY could not be set");
+        }
+    });
+    axum::serve(listener, router(site)).with_graceful_shutdown(shutdown).await
+}
+
+async fn health() -> impl IntoResponse {
+    axum::Json(serde_json::json!({ "status": "ok" }))
+}
+
+async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], site.metrics.render())
+}
+
+#[cfg(test)]
+mod tests;

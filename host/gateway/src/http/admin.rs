@@ -1,0 +1,304 @@
+//! The admin doors of the policies. A tenant's own key or the operator's opens its slots; the tenant `_platform`
+//! stands for the platform, which only the operator may change.
+
+use super::auth::{self, operator_only};
+use super::{body, errors};
+use crate::error::{ErrorKind, RequestError};
+use crate::policies::{Activation, By, DeskError, PolicyDesk, PolicySlot, Upload};
+use crate::site::Site;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use portolan_base::TenantName;
+use portolan_policy::{QuestionKind, Scope};
+use portolan_ports::{BindingRecord, Finding, PolicyReport, Principal, VersionRecord};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Stands for the platform's scope in a path. No tenant can have this name: names begin with a letter or digit.
+const PLATFORM: &str = "_platform";
+
+/// Largest component taken over HTTP in bytes. An interpreted guest with its engine has 10 to 15 MB; the check has a
+/// bound of its own and says more about what it finds.
+const COMPONENT_MAX_BYTES: usize = 32 << 20;
+
+/// Longest body of an activation: the configuration has at most 64 KiB, JSON escapes may double it.
+const ACTIVATION_MAX_BYTES: usize = 256 << 10;
+
+/// Shortest prefix of a SHA-256 that may stand for it, in digits.
+const PREFIX_MIN_DIGITS: usize = 6;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UploadQuery {
+    name: Option<String>,
+    #[serde(default)]
+    config: String,
+    #[serde(default)]
+    reason: String,
+    activate: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReasonQuery {
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ActivateBody {
+    version: String,
+    config: Option<String>,
+    #[serde(default)]
+    reason: String,
+}
+
+/// What an upload is answered.
+#[derive(Debug, Serialize)]
+struct UploadedBody {
+    /// SHA-256 of the component.
+    version: String,
+    name: String,
+    question: QuestionKind,
+    bytes: u64,
+    /// Absent when the version was stored without being made active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation: Option<u64>,
+    findings: Vec<Finding>,
+}
+
+/// One slot with all that is stored for it.
+#[derive(Debug, Serialize)]
+pub(super) struct SlotBody {
+    question: QuestionKind,
+    binding: Option<BindingRecord>,
+    versions: Vec<VersionRecord>,
+}
+
+/// Every slot of a scope.
+#[derive(Debug, Serialize)]
+pub(super) struct PoliciesBody {
+    tenant: String,
+    policies: Vec<SlotBody>,
+}
+
+type SlotPath = Result<Path<(String, String)>, PathRejection>;
+
+pub(super) async fn upload(
+    State(site): State<Arc<Site>>,
+    path: SlotPath,
+    query: Result<Query<UploadQuery>, QueryRejection>,
+    headers: HeaderMap,
+    component: Body,
+) -> Result<Response, RequestError> {
+    let (slot, actor) = enter(&site, path, &headers)?;
+    let query = errors::query(query)?;
+    let component = body::read(component, COMPONENT_MAX_BYTES).await?;
+    if component.is_empty() {
+        return Err(RequestError::new(ErrorKind::BadRequest, "the body is empty; send the component's bytes"));
+    }
+    let name = query.name.unwrap_or_else(|| slot.question.to_string());
+    let upload = Upload { slot, name, component, config: query.config };
+    let by = By { actor, reason: query.reason };
+    let active = query.activate.unwrap_or(true);
+    let stored = on_desk(&site, move |desk| match active {
+        true => desk.upload(upload, &by).map(|u| (u.version, u.report, Some(u.binding.generation))),
+        false => desk.push(upload, &by).map(|s| (s.version, s.report, None)),
+    });
+    match stored.await? {
+        Ok((version, report, generation)) => Ok((StatusCode::CREATED, uploaded(version, report, generation)).into_response()),
+        Err(error) => Ok(refusal(error)),
+    }
+}
+
+fn uploaded(version: VersionRecord, report: PolicyReport, generation: Option<u64>) -> Json<UploadedBody> {
+    Json(UploadedBody {
+        version: version.sha256,
+        name: version.name,
+        question: version.question,
+        bytes: version.bytes,
+        generation,
+        findings: report.findings,
+    })
+}
+
+pub(super) async fn activate(
+    State(site): State<Arc<Site>>,
+    path: SlotPath,
+    headers: HeaderMap,
+    order: Body,
+) -> Result<Response, RequestError> {
+    let (slot, actor) = enter(&site, path, &headers)?;
+    body::expect_json(&headers)?;
+    let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
+    let order: ActivateBody = serde_json::from_slice(&order).map_err(|error| {
+        let message = format!("the body must be {{\"version\", \"config\", \"reason\"}}: {error}");
+        RequestError::new(ErrorKind::BadRequest, message)
+    })?;
+    let done = on_desk(&site, move |desk| {
+        let sha256 = match full_version(&desk.versions(&slot)?, &order.version) {
+            Ok(sha256) => sha256,
+            Err(error) => return Ok(Err(error)),
+        };
+        let by = By { actor, reason: order.reason };
+        desk.activate(Activation { slot, sha256, config: order.config }, &by).map(Ok)
+    });
+    match done.await? {
+        Ok(bound) => Ok(Json(bound?).into_response()),
+        Err(error) => Ok(refusal(error)),
+    }
+}
+
+pub(super) async fn unbind(
+    State(site): State<Arc<Site>>,
+    path: SlotPath,
+    query: Result<Query<ReasonQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, RequestError> {
+    let (slot, actor) = enter(&site, path, &headers)?;
+    let by = By { actor, reason: errors::query(query)?.reason };
+    match on_desk(&site, move |desk| desk.unbind(&slot, &by)).await? {
+        Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
+        Err(error) => Ok(refusal(error)),
+    }
+}
+
+pub(super) async fn slot(
+    State(site): State<Arc<Site>>,
+    path: SlotPath,
+    headers: HeaderMap,
+) -> Result<Response, RequestError> {
+    let (slot, _) = enter(&site, path, &headers)?;
+    match on_desk(&site, move |desk| slot_body(desk, &slot, &desk.list()?)).await? {
+        Ok(body) => Ok(Json(body).into_response()),
+        Err(error) => Ok(refusal(error)),
+    }
+}
+
+pub(super) async fn list(
+    State(site): State<Arc<Site>>,
+    tenant: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, RequestError> {
+    let tenant = errors::path(tenant)?;
+    let (scope, _) = scope(&site, &tenant, &headers)?;
+    let policies = on_desk(&site, move |desk| {
+        let bindings = desk.list()?;
+        let slots = QuestionKind::ALL.map(|question| PolicySlot::new(scope.clone(), question));
+        slots.iter().map(|slot| slot_body(desk, slot, &bindings)).collect::<Result<Vec<_>, _>>()
+    });
+    match policies.await? {
+        Ok(policies) => Ok(Json(PoliciesBody { tenant, policies }).into_response()),
+        Err(error) => Ok(refusal(error)),
+    }
+}
+
+fn slot_body(desk: &PolicyDesk, slot: &PolicySlot, bindings: &[BindingRecord]) -> Result<SlotBody, DeskError> {
+    let binding = bindings.iter().find(|b| b.scope == slot.scope && b.question == slot.question);
+    Ok(SlotBody { question: slot.question, binding: binding.cloned(), versions: desk.versions(slot)? })
+}
+
+/// The slot of a path, when the caller may change it, and the name the audit log gives the caller.
+fn enter(site: &Site, path: SlotPath, headers: &HeaderMap) -> Result<(PolicySlot, String), RequestError> {
+    let (tenant, question) = errors::path(path)?;
+    let (scope, actor) = scope(site, &tenant, headers)?;
+    let question = question.parse::<QuestionKind>().map_err(|error| {
+        RequestError::new(ErrorKind::NotFound, error.to_string()).with_code("unknown_question")
+    })?;
+    Ok((PolicySlot::new(scope, question), actor))
+}
+
+fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, String), RequestError> {
+    let principal = auth::principal(site, headers)?;
+    if tenant == PLATFORM {
+        return match principal {
+            Principal::Operator => Ok((Scope::Platform, "operator".to_owned())),
+            Principal::Tenant(_) => Err(operator_only()),
+        };
+    }
+    let named = TenantName::new(tenant).ok();
+    match principal {
+        Principal::Tenant(own) if named.as_ref() == Some(&own) => {
+            let actor = format!("tenant {own}");
+            Ok((Scope::Tenant(own), actor))
+        }
+        // Whether another tenant exists is none of the caller's business.
+        Principal::Tenant(_) => Err(RequestError::new(ErrorKind::Forbidden, "this key opens its own tenant's policies only")),
+        Principal::Operator => {
+            let missing = || RequestError::new(ErrorKind::NotFound, "there is no such tenant").with_code("tenant_not_found");
+            let name = named.ok_or_else(missing)?;
+            let known = site.parts.store.tenant(&name).map_err(|error| {
+                RequestError::new(ErrorKind::Internal, "the tenant could not be looked up").with_detail(error)
+            })?;
+            known.ok_or_else(missing)?;
+            Ok((Scope::Tenant(name), "operator".to_owned()))
+        }
+    }
+}
+
+/// Runs what blocks on the disk or on a compiler off the serving threads.
+async fn on_desk<T: Send + 'static>(
+    site: &Arc<Site>,
+    work: impl FnOnce(&PolicyDesk) -> Result<T, DeskError> + Send + 'static,
+) -> Result<Result<T, DeskError>, RequestError> {
+    let desk = Arc::clone(&site.parts.desk);
+    tokio::task::spawn_blocking(move || work(&desk)).await.map_err(|error| {
+        RequestError::new(ErrorKind::Internal, "the change broke inside the gateway").with_detail(error)
+    })
+}
+
+/// The whole SHA-256 that `asked`, its beginning, stands for.
+fn full_version(versions: &[VersionRecord], asked: &str) -> Result<String, RequestError> {
+    let asked = asked.to_ascii_lowercase();
+    if asked.len() < PREFIX_MIN_DIGITS {
+        let message = format!("version must be a SHA-256 or at least its first {PREFIX_MIN_DIGITS} digits");
+        return Err(RequestError::bad_field("version", message));
+    }
+    let mut found = versions.iter().map(|version| &version.sha256).filter(|sha256| sha256.starts_with(&asked));
+    match (found.next(), found.next()) {
+        (Some(only), None) => Ok(only.clone()),
+        (Some(_), Some(_)) => Err(RequestError::bad_field("version", "version begins several stored versions; send more digits")),
+        (None, _) => {
+            let message = "no stored version of this question begins with that";
+            Err(RequestError { param: Some("version".to_owned()), ..RequestError::new(ErrorKind::NotFound, message) }
+                .with_code("version_not_found"))
+        }
+    }
+}
+
+/// What a client is told when the desk did not do it: OpenAI's error, and beside it what the check found.
+fn refusal(error: DeskError) -> Response {
+    let text = error.to_string();
+    match error {
+        DeskError::Rejected(report) => rejected(&text, &report.findings),
+        DeskError::NotFound(_) => {
+            RequestError::new(ErrorKind::NotFound, text).with_code("policy_not_found").into_response()
+        }
+        DeskError::BadName(_) => RequestError::bad_field("name", text).into_response(),
+        DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),
+        DeskError::Store(error) => {
+            let message = "the policy store failed; nothing was changed";
+            RequestError::new(ErrorKind::Internal, message).with_detail(error).into_response()
+        }
+    }
+}
+
+fn rejected(message: &str, findings: &[Finding]) -> Response {
+    let body = serde_json::json!({
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": null,
+            "code": "policy_rejected",
+        },
+        "findings": findings,
+    });
+    let mut response = (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response();
+    errors::describe(&mut response, RequestError::new(ErrorKind::BadRequest, message).with_code("policy_rejected"));
+    response
+}

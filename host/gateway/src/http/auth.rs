@@ -1,0 +1,47 @@
+//! Who is calling.
+
+use crate::error::{ErrorKind, RequestError};
+use crate::site::Site;
+use axum::http::{HeaderMap, header};
+use portolan_base::TenantName;
+use portolan_ports::Principal;
+
+/// Whom the key in the `Authorization` header lets in.
+pub(super) fn principal(site: &Site, headers: &HeaderMap) -> Result<Principal, RequestError> {
+    let key = bearer(headers).ok_or_else(|| refused("no API key was sent; send it as \"Authorization: Bearer KEY\""))?;
+    let found = site.parts.store.authenticate(key).map_err(|error| {
+        RequestError::new(ErrorKind::Internal, "the API key could not be looked up").with_detail(error)
+    })?;
+    found.ok_or_else(|| refused("the API key is not known here"))
+}
+
+/// Lets the operator in.
+pub(super) fn operator(site: &Site, headers: &HeaderMap) -> Result<(), RequestError> {
+    match principal(site, headers)? {
+        Principal::Operator => Ok(()),
+        Principal::Tenant(_) => Err(operator_only()),
+    }
+}
+
+pub(super) fn operator_only() -> RequestError {
+    RequestError::new(ErrorKind::Forbidden, "only the platform's operator may do this")
+}
+
+/// Whether `principal` may see what belongs to `tenant`.
+pub(super) fn may_see(principal: &Principal, tenant: &TenantName) -> bool {
+    match principal {
+        Principal::Operator => true,
+        Principal::Tenant(own) => own == tenant,
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, key) = value.split_once(' ')?;
+    let key = key.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then_some(key)
+}
+
+fn refused(message: &str) -> RequestError {
+    RequestError::new(ErrorKind::Unauthenticated, message).with_code("invalid_api_key")
+}

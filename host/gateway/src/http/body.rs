@@ -1,0 +1,50 @@
+//! Reads request bodies within a bound.
+
+use crate::error::{ErrorKind, RequestError};
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+
+/// How much of a body that is too large is read and thrown away, as a multiple of what would have been taken. A
+/// client that is still sending when the connection closes never sees the answer; 16 × 8 MiB covers the honest
+/// mistakes, beyond it the connection is closed.
+const DISCARDED_MULTIPLE: usize = 16;
+
+/// The whole body, at most `most` bytes of it.
+pub(super) async fn read(mut body: Body, most: usize) -> Result<Bytes, RequestError> {
+    let mut whole = BytesMut::new();
+    let mut seen = 0usize;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            RequestError::new(ErrorKind::BadRequest, "the request body ended early").with_detail(error)
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        seen = seen.saturating_add(data.len());
+        if seen <= most {
+            whole.extend_from_slice(&data);
+        } else {
+            whole = BytesMut::new();
+            if seen > most.saturating_mul(DISCARDED_MULTIPLE) {
+                break;
+            }
+        }
+    }
+    if seen > most {
+        let message = format!("the request body is larger than the {most} bytes that are taken here");
+        return Err(RequestError::new(ErrorKind::TooLarge, message).with_code("request_too_large"));
+    }
+    Ok(whole.freeze())
+}
+
+/// Refuses a body that says it is something other than JSON. One that says nothing is tried.
+pub(super) fn expect_json(headers: &HeaderMap) -> Result<(), RequestError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {
+        return Ok(());
+    }
+    let message = "the body must be JSON; send the header Content-Type: application/json";
+    Err(RequestError { param: Some("Content-Type".to_owned()), ..RequestError::new(ErrorKind::BadRequest, message) }
+        .with_code("invalid_content_type"))
+}

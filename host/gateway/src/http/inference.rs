@@ -1,0 +1,75 @@
+//! The two inference doors.
+
+use super::tag::{self, Tag};
+use super::wire::Head;
+use super::{auth, body, events, sse, whole};
+use crate::error::{ErrorKind, RequestError};
+use crate::site::Site;
+use crate::stage::accept::{Call, Delivery, Endpoint, LONG_BODY_BYTES, Order, accept};
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+
+pub(super) async fn completions(
+    State(site): State<Arc<Site>>,
+    Extension(tag): Extension<Tag>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, RequestError> {
+    infer(Endpoint::Completion, site, tag, (headers, body)).await
+}
+
+pub(super) async fn chat(
+    State(site): State<Arc<Site>>,
+    Extension(tag): Extension<Tag>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, RequestError> {
+    infer(Endpoint::Chat, site, tag, (headers, body)).await
+}
+
+async fn infer(
+    endpoint: Endpoint,
+    site: Arc<Site>,
+    tag: Tag,
+    (headers, body): (HeaderMap, Body),
+) -> Result<Response, RequestError> {
+    let at = site.parts.clock.now();
+    let principal = auth::principal(&site, &headers)?;
+    body::expect_json(&headers)?;
+    let body = body::read(body, site.parts.limits.body_bytes).await?;
+    let call = Call { endpoint, principal, headers, body, id: tag.0, at };
+    let order = accept_call(&site, call).await?;
+    let id = order.id.clone();
+    // The client's own id goes onto failures too, so it is set here and not where the id is drawn.
+    let mut response = match answer(&site, order).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    };
+    tag::set(&mut response, &id);
+    Ok(response)
+}
+
+async fn accept_call(site: &Arc<Site>, call: Call) -> Result<Order, RequestError> {
+    if call.body.len() <= LONG_BODY_BYTES {
+        return accept(site, &call);
+    }
+    let site = Arc::clone(site);
+    tokio::task::spawn_blocking(move || accept(&site, &call)).await.map_err(|error| {
+        RequestError::new(ErrorKind::Internal, "the request could not be read").with_detail(error)
+    })?
+}
+
+async fn answer(site: &Arc<Site>, order: Order) -> Result<Response, RequestError> {
+    let head = Head::of(&order);
+    let options = order.options;
+    let prompts = order.requests.iter().map(|request| Arc::clone(&request.prompt)).collect::<Vec<_>>();
+    let events = events::begin(site, order.requests).await?;
+    match options.delivery {
+        Delivery::Whole => whole::collect(events, &head, options, &prompts).await,
+        Delivery::Stream | Delivery::StreamWithUsage => Ok(sse::response(events, head, options, prompts)),
+    }
+}

@@ -1,0 +1,191 @@
+//! What happened and what is: path records, the fleet, the audit log.
+
+use super::models::List;
+use super::{auth, errors};
+use crate::error::{ErrorKind, RequestError};
+use crate::site::Site;
+use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use portolan_base::RequestId;
+use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
+use portolan_policy::NameTables;
+use portolan_ports::AuditRecord;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Entries of a list when the client names no number: one screen.
+const LIST_DEFAULT: usize = 20;
+
+/// Most entries of a list: a path record has some 10 kB, so that the longest list stays near 10 MB.
+const LIST_MAX: usize = 1000;
+
+/// How many entries are wanted.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct ListQuery {
+    limit: Option<usize>,
+}
+
+impl ListQuery {
+    fn limit(&self) -> usize {
+        self.limit.unwrap_or(LIST_DEFAULT).min(LIST_MAX)
+    }
+}
+
+pub(super) async fn request(
+    State(site): State<Arc<Site>>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Json<Arc<PathRecord>>, RequestError> {
+    let principal = auth::principal(&site, &headers)?;
+    let id = RequestId::from_client(&errors::path(id)?);
+    let record = id.and_then(|id| site.records.get(&id));
+    // Another tenant's request looks exactly like one that never was.
+    record.filter(|record| auth::may_see(&principal, &record.tenant)).map(Json).ok_or_else(|| {
+        let message = "no request of this id is remembered here; the oldest are forgotten first";
+        RequestError::new(ErrorKind::NotFound, message).with_code("request_not_found")
+    })
+}
+
+pub(super) async fn requests(
+    State(site): State<Arc<Site>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Json<List<Arc<PathRecord>>>, RequestError> {
+    let principal = auth::principal(&site, &headers)?;
+    let limit = errors::query(query)?.limit();
+    let newest = site.records.newest(usize::MAX).into_iter();
+    Ok(Json(List::of(newest.filter(|record| auth::may_see(&principal, &record.tenant)).take(limit).collect())))
+}
+
+pub(super) async fn audit(
+    State(site): State<Arc<Site>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Json<List<AuditRecord>>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let limit = errors::query(query)?.limit();
+    let store = Arc::clone(&site.parts.store);
+    let lines = tokio::task::spawn_blocking(move || store.audit(limit)).await;
+    let broken = |detail: String| {
+        RequestError::new(ErrorKind::Internal, "the audit log could not be read").with_detail(detail)
+    };
+    let lines = lines.map_err(|error| broken(error.to_string()))?;
+    lines.map(|lines| Json(List::of(lines))).map_err(|error| broken(error.to_string()))
+}
+
+/// The fleet as JSON, indices replaced by names.
+#[derive(Debug, Serialize)]
+pub(super) struct FleetBody {
+    sites: Vec<SiteBody>,
+    instances: Vec<InstanceBody>,
+    links: Vec<LinkBody>,
+    offload_threshold_tokens: u32,
+    congestion_mark_permille: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct SiteBody {
+    name: String,
+    region: String,
+    jurisdiction: String,
+}
+
+#[derive(Debug, Serialize)]
+struct InstanceBody {
+    name: String,
+    site: String,
+    model: String,
+    role: portolan_ports::Role,
+    ready: bool,
+    prefill_queued_requests: u32,
+    prefill_queued_tokens: u32,
+    decode_running: u32,
+    decode_slots: u32,
+    kv_used_permille: u32,
+    prefill_busy_permille: u32,
+    decode_busy_permille: u32,
+    prefill_ns_per_token: u64,
+    decode_step_us: u32,
+    price_micros_per_kilotoken: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct LinkBody {
+    from: String,
+    to: String,
+    up: bool,
+    rtt_us: u64,
+    capacity_bits_per_second: u64,
+    busy_permille: u32,
+    loss_permille: u32,
+    price_micros_per_gib: u32,
+}
+
+pub(super) async fn fleet(
+    State(site): State<Arc<Site>>,
+    headers: HeaderMap,
+) -> Result<Json<FleetBody>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let (view, names) = (site.parts.fleet.view(), site.parts.fleet.names());
+    let sites = (0..).zip(&view.sites).map(|(i, s)| site_body(i, s, &names)).collect();
+    let instances = view.instances.iter().map(|instance| instance_body(instance, &view, &names)).collect();
+    let links = view.links.iter().map(|(ends, link)| link_body(*ends, link, &view)).collect();
+    Ok(Json(FleetBody {
+        sites,
+        instances,
+        links,
+        offload_threshold_tokens: view.offload_threshold.0,
+        congestion_mark_permille: view.congestion_mark.0,
+    }))
+}
+
+fn site_body(index: usize, site: &SiteView, names: &NameTables) -> SiteBody {
+    SiteBody {
+        name: site.name.to_string(),
+        region: names.sites.get(index).map(|entry| entry.region.clone()).unwrap_or_default(),
+        jurisdiction: named(&names.jurisdictions, site.jurisdiction),
+    }
+}
+
+fn instance_body(instance: &InstanceView, view: &FleetView, names: &NameTables) -> InstanceBody {
+    InstanceBody {
+        name: instance.name.to_string(),
+        site: site_name(view, instance.site),
+        model: named(&names.models, instance.model),
+        role: instance.role,
+        ready: instance.ready,
+        prefill_queued_requests: instance.prefill_queued_requests,
+        prefill_queued_tokens: instance.prefill_queued_tokens,
+        decode_running: instance.decode_running,
+        decode_slots: instance.decode_slots,
+        kv_used_permille: instance.kv_used.0,
+        prefill_busy_permille: instance.prefill_busy.0,
+        decode_busy_permille: instance.decode_busy.0,
+        prefill_ns_per_token: instance.prefill_ns_per_token,
+        decode_step_us: instance.decode_step_us,
+        price_micros_per_kilotoken: instance.price_micros_per_kilotoken,
+    }
+}
+
+fn link_body((from, to): (SiteIndex, SiteIndex), link: &LinkView, view: &FleetView) -> LinkBody {
+    LinkBody {
+        from: site_name(view, from),
+        to: site_name(view, to),
+        up: link.up,
+        rtt_us: u64::try_from(link.rtt.as_micros()).unwrap_or(u64::MAX),
+        capacity_bits_per_second: link.capacity.0,
+        busy_permille: link.busy.0,
+        loss_permille: link.loss.0,
+        price_micros_per_gib: link.price_micros_per_gib,
+    }
+}
+
+fn site_name(view: &FleetView, index: SiteIndex) -> String {
+    view.site(index).map(|site| site.name.to_string()).unwrap_or_default()
+}
+
+fn named(names: &[String], index: u32) -> String {
+    names.get(index as usize).cloned().unwrap_or_default()
+}

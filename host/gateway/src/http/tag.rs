@@ -1,0 +1,39 @@
+//! Gives every HTTP request an id, in the log and in the header of its response.
+
+use super::errors;
+use crate::error::RequestError;
+use crate::site::Site;
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use portolan_base::RequestId;
+use std::sync::Arc;
+
+/// The response header that names the request.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-portolan-request-id");
+
+/// The id drawn for a request.
+#[derive(Clone, Debug)]
+pub(super) struct Tag(pub(super) RequestId);
+
+/// Draws an id, hands it on, and sets it on the response unless the response names the client's own.
+pub(super) async fn tag(State(site): State<Arc<Site>>, mut request: Request, next: Next) -> Response {
+    let id = RequestId::draw(site.parts.random.as_ref());
+    request.extensions_mut().insert(Tag(id.clone()));
+    let mut response = next.run(request).await;
+    set(&mut response, &id);
+    if let Some(error) = response.extensions().get::<RequestError>() {
+        let named = response.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+        errors::log(named.unwrap_or_default(), error);
+        site.metrics.refused(error.kind);
+    }
+    response
+}
+
+/// Names the request on its response, once.
+pub(super) fn set(response: &mut Response, id: &RequestId) {
+    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+        response.headers_mut().entry(REQUEST_ID).or_insert(value);
+    }
+}

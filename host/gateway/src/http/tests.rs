@@ -1,0 +1,10 @@
+//! The doors, knocked on from outside: every test sends HTTP requests to the whole router of a site whose engine, text
+//! model, fleet and store are the fakes.
+
+mod admin;
+mod bad_input;
+mod cancel;
+mod records;
+mod shapes;
+mod streams;
+mod support;

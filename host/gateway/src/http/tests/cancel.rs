@@ -1,0 +1,107 @@
+//! A client that leaves: the engine hears of it at once.
+
+use super::support::{ACME, App};
+use portolan_ports::EngineFault;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+/// What the design promises.
+const PROMISED: Duration = Duration::from_millis(100);
+
+/// Serves the app on a loopback port until the sender is dropped.
+async fn listen(app: &App) -> (SocketAddr, oneshot::Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let shutdown = async move { drop(stopped.await) };
+    tokio::spawn(crate::http::serve(Arc::clone(&app.site), listener, shutdown));
+    (address, stop)
+}
+
+async fn begin(address: SocketAddr, body: Value) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let body = body.to_string();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ACME}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    stream
+}
+
+async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+    let mut seen = Vec::new();
+    while !String::from_utf8_lossy(&seen).contains(wanted) {
+        assert_ne!(stream.read_buf(&mut seen).await.unwrap(), 0, "{}", String::from_utf8_lossy(&seen));
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+/// Closes the connection and returns how long the engine took to notice.
+async fn leave(app: &App, stream: TcpStream) -> Duration {
+    let mut cancelled = app.engine.cancelled();
+    let begun = Instant::now();
+    drop(stream);
+    let noticed = cancelled.wait_for(|ids| ids.iter().any(|id| id.as_str() == "gone"));
+    tokio::time::timeout(Duration::from_secs(5), noticed).await.expect("the engine never noticed").unwrap();
+    begun.elapsed()
+}
+
+#[tokio::test]
+async fn leaving_a_stream_cancels_the_decode() {
+    let app = App::new();
+    app.engine.set_fault(Some(EngineFault::HangDecode(2)));
+    let (address, _stop) = listen(&app).await;
+    let body = json!({"model": "fake", "prompt": "hello", "stream": true, "request_id": "gone", "max_tokens": 9});
+    let mut stream = begin(address, body).await;
+    let seen = read_until(&mut stream, "\"text\":\"e\"").await;
+    assert!(seen.contains("text/event-stream"), "tokens come while the engine still works: {seen}");
+    let took = leave(&app, stream).await;
+    assert!(took < PROMISED, "{took:?}");
+    settled_as_cancelled(&app).await;
+}
+
+#[tokio::test]
+async fn leaving_before_the_first_token_cancels_too() {
+    for (fault, streamed) in [
+        (EngineFault::HangDecode(2), false),
+        (EngineFault::HangDecode(0), true),
+        (EngineFault::HangPrefill, true),
+        (EngineFault::HangPrefill, false),
+    ] {
+        let app = App::new();
+        app.engine.set_fault(Some(fault.clone()));
+        let (address, _stop) = listen(&app).await;
+        let body = json!({"model": "fake", "prompt": "hello", "stream": streamed, "request_id": "gone", "max_tokens": 9});
+        let stream = begin(address, body).await;
+        until_status(&app, "running").await;
+        let took = leave(&app, stream).await;
+        assert!(took < PROMISED, "{fault:?}, stream {streamed}: {took:?}");
+        settled_as_cancelled(&app).await;
+    }
+}
+
+async fn settled_as_cancelled(app: &App) {
+    until_status(app, "cancelled").await;
+    let free = app.site.permits.available_permits();
+    assert_eq!(free, app.site.parts.limits.in_flight, "the place in flight was given back");
+}
+
+/// Waits until the record of the request has this status.
+async fn until_status(app: &App, status: &str) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let newest = app.site.records.newest(1);
+        if newest.first().is_some_and(|record| record.status == status) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "never {status}: {newest:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

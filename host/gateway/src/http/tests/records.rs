@@ -1,0 +1,75 @@
+//! Path records over HTTP: a tenant's own, and nobody else's.
+
+use super::support::{ACME, App, GLOBEX, OPERATOR};
+use serde_json::json;
+
+async fn serve(app: &App, key: &str, id: &str) -> u16 {
+    let body = json!({"model": "fake", "prompt": "hello", "request_id": id, "trace_id": "t-9"});
+    app.post_as(key, "/v1/completions", body).await.status.as_u16()
+}
+
+#[tokio::test]
+async fn a_record_holds_what_scripts_rely_on() {
+    let app = App::new();
+    assert_eq!(serve(&app, ACME, "r1").await, 200);
+    let record = app.get(ACME, "/v1/portolan/requests/r1").await.json();
+    for (field, value) in [
+        ("request_id", json!("r1")),
+        ("trace_id", json!("t-9")),
+        ("tenant", json!("acme")),
+        ("model", json!("fake")),
+        ("status", json!("ok")),
+    ] {
+        assert_eq!(record[field], value, "{field}");
+    }
+    let route = json!({
+        "prefill_site": "paris", "prefill_instance": "e1", "decode_site": "paris", "decode_instance": "e1",
+    });
+    assert_eq!(record["route"], route);
+    for list in ["candidates", "policies", "stages", "fallbacks"] {
+        assert!(record[list].is_array(), "{list}");
+    }
+    for field in ["question", "name", "version", "source", "micros", "outcome"] {
+        assert!(!record["policies"][0][field].is_null(), "{field}: {record}");
+    }
+    let stages: Vec<_> = record["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(stages.first(), Some(&"accept"));
+    assert_eq!(stages.last(), Some(&"settle"));
+    assert!(record["kv"]["bytes_moved"].is_u64() && record["kv"]["cached_tokens"].is_u64());
+}
+
+#[tokio::test]
+async fn another_tenants_record_does_not_exist() {
+    let app = App::new();
+    assert_eq!(serve(&app, ACME, "mine").await, 200);
+    let path = "/v1/portolan/requests/mine";
+    let (hidden, missing) = (app.get(GLOBEX, path).await, app.get(GLOBEX, "/v1/portolan/requests/none").await);
+    assert_eq!(hidden.status, 404);
+    assert_eq!(hidden.body, missing.body, "not even told apart from one that never was");
+    assert_eq!(app.get(OPERATOR, path).await.status, 200);
+    assert_eq!(app.get("", path).await.status, 401);
+    let own = |reply: super::support::Reply| reply.json()["data"].as_array().unwrap().len();
+    assert_eq!(own(app.get(GLOBEX, "/v1/portolan/requests").await), 0);
+    assert_eq!(own(app.get(OPERATOR, "/v1/portolan/requests").await), 1);
+}
+
+#[tokio::test]
+async fn an_id_of_another_tenant_cannot_be_taken() {
+    let app = App::new();
+    assert_eq!(serve(&app, ACME, "same").await, 200);
+    assert_eq!(serve(&app, GLOBEX, "same").await, 400);
+    assert_eq!(serve(&app, ACME, "same").await, 200, "one's own may be used again, as by a retry");
+    assert_eq!(app.get(ACME, "/v1/portolan/requests/same").await.json()["tenant"], "acme");
+}
+
+#[tokio::test]
+async fn the_newest_come_first_and_no_more_than_asked_for() {
+    let app = App::new();
+    for id in ["a", "b", "c"] {
+        serve(&app, ACME, id).await;
+        serve(&app, GLOBEX, &format!("x-{id}")).await;
+    }
+    let list = app.get(ACME, "/v1/portolan/requests?limit=2").await.json();
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|r| r["request_id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["c", "b"]);
+}

@@ -1,0 +1,236 @@
+//! A site of fakes, and the words the tests use to talk to it.
+
+use crate::http::{REQUEST_ID, router};
+use crate::policies::{DeskParts, PolicyDesk};
+use crate::site::{Limits, ServedModel, Site, SiteParts};
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
+use portolan_base::{
+    Clock, InstanceName, ModelName, Moment, Permille, Random, SiteName, TenantName, Tokens,
+};
+use portolan_decide::{FleetView, InstanceView, SiteIndex, SiteView};
+use portolan_policy::{NameTables, SiteEntry};
+use portolan_ports::{
+    Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet, KeyRecord,
+    MemoryStore, NoLinks, PolicyStore, Principal, Role, TenantRecord,
+};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tower::ServiceExt;
+
+/// Context of the fake model, small so that a test can fill it.
+pub(super) const CONTEXT: u32 = 512;
+
+/// Keys: a tenant bound to nothing, a tenant bound to the EU and the class `sensitive`, the operator.
+pub(super) const ACME: &str = "key-acme";
+pub(super) const GLOBEX: &str = "key-globex";
+pub(super) const OPERATOR: &str = "key-operator";
+
+/// 2026-01-01T00:00:00Z in microseconds; each reading is one later.
+struct StepClock(AtomicU64);
+
+impl Clock for StepClock {
+    fn now(&self) -> Moment {
+        Moment(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+struct Counter(AtomicU64);
+
+impl Random for Counter {
+    fn next_u64(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A site with its doors.
+pub(super) struct App {
+    pub(super) site: Arc<Site>,
+    pub(super) engine: Arc<FakeEngine>,
+    pub(super) store: Arc<MemoryStore>,
+    router: Router,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl App {
+    pub(super) fn new() -> Self {
+        Self::with(FakeText::new(), Limits::default())
+    }
+
+    pub(super) fn with(text: FakeText, limits: Limits) -> Self {
+        let description = description();
+        let engine = Arc::new(FakeEngine::new(description.clone()));
+        let store = Arc::new(store());
+        let names = names();
+        let fleet = Arc::new(FakeFleet::new(view(), names.clone()));
+        let clock: Arc<dyn Clock> = Arc::new(StepClock(AtomicU64::new(1_767_225_600_000_000)));
+        let tables = Arc::new(names);
+        let desk = PolicyDesk::new(DeskParts {
+            store: Arc::clone(&store) as Arc<dyn PolicyStore>,
+            loader: Arc::new(FakeLoader),
+            names: Arc::new(move || Arc::clone(&tables)),
+            clock: Arc::clone(&clock),
+        });
+        let model = ServedModel { text: Arc::new(text), description: description.clone(), created: 1_700_000_000 };
+        let site = Site::new(SiteParts {
+            name: SiteName::new("paris").unwrap(),
+            index: SiteIndex(0),
+            engines: BTreeMap::from([(description.instance, Arc::clone(&engine) as Arc<dyn Engine>)]),
+            models: BTreeMap::from([(description.model, model)]),
+            fleet: fleet as Arc<dyn Fleet>,
+            transport: Arc::new(NoLinks),
+            store: Arc::clone(&store) as Arc<dyn PolicyStore>,
+            desk: Arc::new(desk),
+            clock,
+            random: Arc::new(Counter(AtomicU64::new(1))),
+            secret: [7; 32],
+            limits,
+        });
+        Self { router: router(Arc::clone(&site)), site, engine, store }
+    }
+
+    pub(super) async fn send(&self, request: Request<Body>) -> Reply {
+        let response = self.router.clone().oneshot(request).await.expect("the router is infallible");
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.expect("bodies of ours do not fail").to_bytes();
+        let reply = Reply { status: parts.status, headers: parts.headers, body };
+        assert!(reply.headers.contains_key(REQUEST_ID), "every response names its request: {reply:?}");
+        reply
+    }
+
+    pub(super) async fn get(&self, key: &str, path: &str) -> Reply {
+        self.send(request(Method::GET, path, key, Body::empty())).await
+    }
+
+    pub(super) async fn post(&self, path: &str, body: Value) -> Reply {
+        self.post_as(ACME, path, body).await
+    }
+
+    pub(super) async fn post_as(&self, key: &str, path: &str, body: Value) -> Reply {
+        self.send(request(Method::POST, path, key, Body::from(body.to_string()))).await
+    }
+
+    pub(super) async fn complete(&self, body: Value) -> Reply {
+        self.post("/v1/completions", body).await
+    }
+
+    pub(super) async fn chat(&self, body: Value) -> Reply {
+        self.post("/v1/chat/completions", body).await
+    }
+}
+
+impl Reply {
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    pub(super) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The `data:` values of a stream, which has to consist of nothing else.
+    pub(super) fn events(&self) -> Vec<&str> {
+        let text = std::str::from_utf8(&self.body).unwrap();
+        let mut events: Vec<_> = text.split("\n\n").collect();
+        assert_eq!(events.pop(), Some(""), "a stream ends with a blank line");
+        let strip = |event: &'_ str| event.strip_prefix("data: ").map(str::len);
+        for event in &events {
+            assert!(strip(event).is_some() && !event.contains('\n'), "{event:?}");
+        }
+        events.into_iter().map(|event| &event["data: ".len()..]).collect()
+    }
+
+    /// The JSON events of a stream that ends with `[DONE]`.
+    pub(super) fn chunks(&self) -> Vec<Value> {
+        let mut events = self.events();
+        assert_eq!(events.pop(), Some("[DONE]"));
+        events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}
+
+pub(super) fn request(method: Method, path: &str, key: &str, body: Body) -> Request<Body> {
+    let builder = Request::builder().method(method).uri(path).header("content-type", "application/json");
+    let builder = if key.is_empty() { builder } else { builder.header("authorization", format!("Bearer {key}")) };
+    builder.body(body).unwrap()
+}
+
+fn description() -> EngineDescription {
+    let model = ModelName::new("fake").unwrap();
+    let layers = vec![LayerKv::FullAttention { kv_heads: 1, head_dim: 2 }];
+    EngineDescription {
+        instance: InstanceName::new("e1").unwrap(),
+        model: model.clone(),
+        role: Role::Both,
+        layout: Arc::new(KvLayout { model, model_version: 1, dtype: KvDtype::F32, block_tokens: 16, layers }),
+        context_tokens: Tokens(CONTEXT),
+        vocabulary: FAKE_VOCABULARY,
+        decode_slots: 8,
+    }
+}
+
+fn names() -> NameTables {
+    NameTables {
+        tenant: String::new(),
+        sites: vec![SiteEntry { name: "paris".into(), region: "europe".into(), jurisdiction: 1 }],
+        jurisdictions: ["any", "eu", "us"].map(Into::into).to_vec(),
+        models: vec!["fake".into()],
+        user_classes: ["standard", "sensitive", "secret"].map(Into::into).to_vec(),
+    }
+}
+
+fn view() -> FleetView {
+    FleetView {
+        sites: vec![SiteView { name: SiteName::new("paris").unwrap(), jurisdiction: 1 }],
+        instances: vec![InstanceView {
+            name: InstanceName::new("e1").unwrap(),
+            site: SiteIndex(0),
+            model: 0,
+            role: Role::Both,
+            ready: true,
+            prefill_queued_requests: 0,
+            prefill_queued_tokens: 0,
+            decode_running: 0,
+            decode_slots: 8,
+            kv_used: Permille(0),
+            prefill_busy: Permille(0),
+            decode_busy: Permille(0),
+            prefill_ns_per_token: 1000,
+            decode_step_us: 100,
+            price_micros_per_kilotoken: 1,
+        }],
+        links: BTreeMap::new(),
+        offload_threshold: Tokens(4096),
+        congestion_mark: Permille(700),
+    }
+}
+
+fn store() -> MemoryStore {
+    let store = MemoryStore::new();
+    let tenant = |name: &str, jurisdiction: &str, class: &str| TenantRecord {
+        name: TenantName::new(name).unwrap(),
+        jurisdiction: jurisdiction.into(),
+        user_class: class.into(),
+    };
+    for record in [tenant("acme", "", "standard"), tenant("globex", "eu", "sensitive"), tenant("lost", "mars", "")] {
+        let key = format!("key-{}", record.name);
+        let let_in = KeyRecord { principal: Principal::Tenant(record.name.clone()), label: "test".into() };
+        store.put_tenant(record, "test", Moment(1)).unwrap();
+        store.put_key(&key, let_in, "test", Moment(1)).unwrap();
+    }
+    let operator = KeyRecord { principal: Principal::Operator, label: "test".into() };
+    store.put_key(OPERATOR, operator, "test", Moment(1)).unwrap();
+    store
+}

@@ -1,0 +1,111 @@
+//! What ends up on the metrics page.
+
+use super::*;
+use portolan_base::{RequestId, TenantName};
+use portolan_decide::record::{KvRecord, StageRecord};
+use portolan_policy::{PolicyFault, PolicySource, QuestionKind};
+
+fn record() -> PathRecord {
+    PathRecord {
+        request_id: RequestId::from_client("r").unwrap(),
+        trace_id: None,
+        tenant: TenantName::new("acme").unwrap(),
+        model: "m".into(),
+        accepted_ms: 0,
+        prompt_tokens: 100,
+        completion_tokens: 7,
+        ttft_ms: Some(250.0),
+        route: None,
+        candidates: Vec::new(),
+        policies: vec![portolan_decide::PolicyRecord {
+            question: QuestionKind::Cost,
+            name: "ttft".into(),
+            version: "built-in".into(),
+            source: PolicySource::BuiltIn,
+            micros: 12,
+            fuel: None,
+            outcome: "trap".into(),
+            detail: None,
+        }],
+        placements: Vec::new(),
+        stages: vec![StageRecord { name: "decode".into(), start_ms: 100.0, end_ms: 400.0 }],
+        kv: KvRecord { bytes_moved: 4096, cached_tokens: 32, computed_tokens: 67, chunks_resent: 2 },
+        fallbacks: Vec::new(),
+        status: "ok".into(),
+        error: None,
+    }
+}
+
+#[test]
+fn a_record_is_counted_once_in_every_metric() {
+    let metrics = Metrics::new();
+    metrics.observe(&record());
+    let _guard = metrics.enter();
+    let text = metrics.render();
+    let work = r#"{tenant="acme",model="m"}"#;
+    for line in [
+        r#"portolan_requests_total{tenant="acme",model="m",outcome="ok"} 1"#.to_owned(),
+        format!("portolan_time_to_first_token_seconds_sum{work} 0.25"),
+        format!("portolan_request_duration_seconds_sum{work} 0.4"),
+        r#"portolan_stage_duration_seconds_sum{stage="decode"} 0.3"#.to_owned(),
+        format!("portolan_prompt_tokens_total{work} 100"),
+        format!("portolan_completion_tokens_total{work} 7"),
+        format!("portolan_cached_tokens_total{work} 32"),
+        format!("portolan_kv_moved_bytes_total{work} 4096"),
+        "portolan_kv_chunks_resent_total 2".to_owned(),
+        r#"portolan_policy_calls_total{question="cost",outcome="trap"} 1"#.to_owned(),
+        r#"portolan_policy_call_duration_seconds_count{question="cost"} 1"#.to_owned(),
+        "portolan_requests_in_flight 1".to_owned(),
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is missing:\n{text}");
+    }
+    drop(_guard);
+    assert!(metrics.render().contains("portolan_requests_in_flight 0"));
+}
+
+#[test]
+fn words_that_are_in_no_list_make_no_series() {
+    let metrics = Metrics::new();
+    for i in 0..100 {
+        let mut record = record();
+        record.status = format!("status-{i}");
+        record.stages[0].name = format!("stage-{i}");
+        record.policies[0].outcome = format!("outcome-{i}");
+        record.fallbacks = vec![portolan_decide::Fallback {
+            stage: format!("s{i}"),
+            from: String::new(),
+            to: String::new(),
+            reason: format!("reason-{i}"),
+        }];
+        metrics.observe(&record);
+    }
+    let text = metrics.render();
+    assert!(text.contains(r#"outcome="other"} 100"#), "{text}");
+    assert!(text.contains(r#"portolan_fallbacks_total{stage="other",reason="other"} 100"#), "{text}");
+}
+
+#[test]
+fn a_fallback_is_named_by_what_failed() {
+    use portolan_ports::{EngineError, TransferError};
+    let peer = portolan_base::SiteName::new("virginia").unwrap();
+    let detail = || "d".to_owned();
+    let reasons: [(String, &str); 14] = [
+        (PolicyFault::Trap(detail()).to_string(), "trap"),
+        (PolicyFault::OutOfFuel(1).to_string(), "out-of-fuel"),
+        (PolicyFault::TimedOut(1).to_string(), "timed-out"),
+        (PolicyFault::OutOfMemory(1).to_string(), "out-of-memory"),
+        (PolicyFault::BadAnswer(detail()).to_string(), "bad-answer"),
+        (PolicyFault::Saturated.to_string(), "saturated"),
+        (PolicyFault::Unavailable(detail()).to_string(), "unavailable"),
+        (TransferError::UnknownPeer(peer.clone()).to_string(), "link-down"),
+        (TransferError::LinkDown { peer: peer.clone(), detail: detail() }.to_string(), "link-down"),
+        (TransferError::Stalled { peer: peer.clone(), waited: Default::default() }.to_string(), "stalled"),
+        (TransferError::Damaged { peer: peer.clone(), chunk: 1, attempts: 3 }.to_string(), "damaged"),
+        (TransferError::Refused { peer: peer.clone(), detail: detail() }.to_string(), "refused"),
+        (EngineError::Full(detail()).to_string(), "full"),
+        (EngineError::Broken(detail()).to_string(), "engine-failed"),
+    ];
+    for (reason, word) in reasons {
+        assert_eq!(labels::reason_word(&reason), word, "{reason}");
+    }
+}
