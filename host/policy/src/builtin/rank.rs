@@ -152,6 +152,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::builtin::tests::seeded(500))]
+
         #[test]
         fn places_never_mix_and_order_inside_them_stays(
             placed in prop::collection::vec(prop::option::of((0..PLACES, 0..NEVER)), 0..20)

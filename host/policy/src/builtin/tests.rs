@@ -14,6 +14,12 @@ use crate::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Properties are tried on the same inputs each time.
+pub(super) fn seeded(cases: u32) -> proptest::test_runner::Config {
+    let rng_seed = proptest::test_runner::RngSeed::Fixed(1);
+    proptest::test_runner::Config { cases, rng_seed, failure_persistence: None, ..Default::default() }
+}
+
 /// Two sites in the EU, one in the UK, one in the US.
 fn four_sites() -> NameTables {
     let site = |name: &str, region: &str, jurisdiction| SiteEntry {

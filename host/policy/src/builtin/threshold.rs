@@ -114,14 +114,20 @@ impl Routing for Threshold {
 /// The remote site with the most prefill instances among the candidates, if one has more than every other.
 fn largest_remote_pool(candidates: Candidates<'_>) -> Option<u32> {
     let mut instances = Vec::new();
+    let mut pools = Vec::<(u32, u32)>::new();
     for route in candidates.iter().map(|c| c.route).filter(|route| !route.is_local()) {
         let instance = (route.prefill_site(), route.prefill_instance());
-        if !instances.contains(&instance) {
-            instances.push(instance);
+        if instances.contains(&instance) {
+            continue;
+        }
+        instances.push(instance);
+        match pools.iter_mut().find(|(site, _)| *site == instance.0) {
+            Some((_, size)) => *size += 1,
+            None => pools.push((instance.0, 1)),
         }
     }
-    let size = |site: u32| instances.iter().filter(|(s, _)| *s == site).count();
-    let (largest, _) = *instances.iter().max_by_key(|(site, _)| size(*site))?;
-    let rivalled = instances.iter().any(|(site, _)| *site != largest && size(*site) == size(largest));
-    (!rivalled).then_some(largest)
+    let most = pools.iter().map(|(_, size)| *size).max()?;
+    let mut largest = pools.iter().filter(|(_, size)| *size == most);
+    let (site, _) = largest.next()?;
+    largest.next().is_none().then_some(*site)
 }

@@ -331,6 +331,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::builtin::tests::seeded(500))]
+
         #[test]
         fn what_is_written_is_read_back(value in value(), pretty in any::<bool>()) {
             let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };

@@ -22,7 +22,7 @@ fn route_scores(name: &str, request: &[u32], routes: Matrix<'_>, costs: Matrix<'
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(seeded(300))]
 
     #[test]
     fn a_cost_row_a_route_whatever_the_input(request in cells(), stride in 0..40u32, routes in cells()) {
