@@ -1,12 +1,12 @@
 //! The holding side: accepts lanes, takes orders, streams what the source yields.
 
-use crate::frame::{Frame, OrderBody, Stage, Welcome, encode_chunk};
-use crate::frame::{ChunkMeta, DialerHello};
-use crate::hello;
+use crate::frame::{ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk};
+use crate::hello::{self, HelloError};
 use crate::session::{Body, Outgoing, Session, SessionSink};
 use crate::site::Shared;
 use crate::wire::{FrameReader, Halves, Heard, LaneError, write};
 use bytes::Bytes;
+use portolan_base::TransferId;
 use portolan_ports::PrefillReport;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -40,7 +40,7 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
             let opened = tokio::time::timeout(limit, open(&task_shared, stream)).await;
             drop(permit);
             match opened {
-                Ok(Ok((halves, session, lane))) => run(&task_shared, session, lane, halves).await,
+                Ok(Ok((halves, membership))) => run(&membership, halves).await,
                 Ok(Err(error)) => tracing::warn!(%error, "a connection was refused"),
                 Err(_) => tracing::debug!("a connection sent no hello"),
             }
@@ -48,63 +48,64 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-async fn open(
-    shared: &Shared,
-    stream: TcpStream,
-) -> Result<(Halves, Arc<Session>, u64), hello::HelloError> {
+async fn open(shared: &Arc<Shared>, stream: TcpStream) -> Result<(Halves, Membership), HelloError> {
     stream.set_nodelay(true)?;
     let wire = shared.wiring.accepted(stream).await?;
     let (mut halves, theirs) = hello::accept(wire, &shared.identity()).await?;
-    let refused = match join(shared, &theirs) {
-        Ok((session, lane)) => {
-            let opened = hello::welcome(&mut halves, Welcome::Open(session.number)).await;
-            if let Err(error) = opened {
-                leave(shared, &session, lane);
-                return Err(error);
-            }
-            return Ok((halves, session, lane));
+    match join(shared, &theirs) {
+        Ok(membership) => {
+            hello::welcome(&mut halves, Welcome::Open(membership.session.number)).await?;
+            Ok((halves, membership))
         }
-        Err(refused) => refused,
-    };
-    hello::welcome(&mut halves, Welcome::Refused(refused.clone())).await?;
-    Err(hello::HelloError::Refused(refused))
+        Err(refused) => {
+            hello::welcome(&mut halves, Welcome::Refused(refused.clone())).await?;
+            Err(HelloError::Refused(refused))
+        }
+    }
 }
 
 /// Finds or begins the session a lane belongs to.
-fn join(shared: &Shared, theirs: &DialerHello) -> Result<(Arc<Session>, u64), String> {
+fn join(shared: &Arc<Shared>, theirs: &DialerHello) -> Result<Membership, String> {
     let site = &shared.config.site;
     if theirs.to != *site {
         return Err(format!("this is site {site}, not {}", theirs.to));
     }
     let key = (theirs.from.clone(), theirs.session);
+    let counters = shared.counters_of(&theirs.from);
     let mut sessions = shared.sessions.lock();
     if let Some(session) = sessions.get(&key)
         && let Some(lane) = session.attach()
     {
-        return Ok((Arc::clone(session), lane));
+        return Ok(Membership { shared: Arc::clone(shared), session: Arc::clone(session), lane });
     }
     let chunk = theirs.chunk.min(shared.config.chunk_bytes()).max(1);
-    let counters = shared.counters_of(&theirs.from);
     let number = shared.draw_u128();
     let session = Arc::new(Session::new(theirs.from.clone(), number, chunk, shared.config.timing(), counters));
     let lane = session.attach().ok_or("the session is over")?;
     sessions.insert(key, Arc::clone(&session));
-    Ok((session, lane))
+    Ok(Membership { shared: Arc::clone(shared), session, lane })
 }
 
-/// Takes a lane out of its session; a session without lanes ends a while later.
-fn leave(shared: &Shared, session: &Arc<Session>, lane: u64) {
-    if !session.detach(lane) {
-        return;
+/// A lane's place in its session. Dropping it, at whatever point, takes the lane out; a session that stays without
+/// lanes ends.
+struct Membership {
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    lane: u64,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let Some(then) = self.session.detach(self.lane) else { return };
+        let (sessions, session) = (Arc::clone(&self.shared.sessions), Arc::clone(&self.session));
+        self.shared.spawn(async move {
+            tokio::time::sleep(session.timing.retention()).await;
+            let mut sessions = sessions.lock();
+            if session.close_if_unused_since(then) {
+                sessions.retain(|_, other| !Arc::ptr_eq(other, &session));
+            }
+        });
     }
-    let (sessions, session) = (Arc::clone(&shared.sessions), Arc::clone(session));
-    shared.spawn(async move {
-        tokio::time::sleep(session.timing.retention()).await;
-        let mut sessions = sessions.lock();
-        if session.close_if_empty() {
-            sessions.retain(|_, other| !Arc::ptr_eq(other, &session));
-        }
-    });
 }
 
 /// Notes when a lane was last heard.
@@ -125,33 +126,19 @@ impl Heard for LaneHeard {
     }
 }
 
-async fn run(shared: &Arc<Shared>, session: Arc<Session>, lane: u64, halves: Halves) {
+async fn run(membership: &Membership, halves: Halves) {
+    let Membership { shared, session, lane } = membership;
     let start = Instant::now();
     let last_us = Arc::new(AtomicU64::new(0));
     let (reader, out) = halves;
-    let heard = LaneHeard { session: Arc::clone(&session), start, last_us: Arc::clone(&last_us) };
+    let heard = LaneHeard { session: Arc::clone(session), start, last_us: Arc::clone(&last_us) };
     let (pongs, outbox) = mpsc::unbounded_channel();
-    // A guard, so that a lane dropped at any point leaves its session.
-    let guard = Membership { shared, session: &session, lane };
     let broken = tokio::select! {
-        error = receive(shared, &session, reader.listen(heard), pongs) => error,
-        error = send(&session, lane, out, outbox) => error,
-        error = watch(&session, start, &last_us) => error,
+        error = receive(shared, session, reader.listen(heard), pongs) => error,
+        error = send(session, *lane, out, outbox) => error,
+        error = watch(session, start, &last_us) => error,
     };
     tracing::debug!(peer = %session.peer, lane, %broken, "a lane broke");
-    drop(guard);
-}
-
-struct Membership<'a> {
-    shared: &'a Shared,
-    session: &'a Arc<Session>,
-    lane: u64,
-}
-
-impl Drop for Membership<'_> {
-    fn drop(&mut self) {
-        leave(self.shared, self.session, self.lane);
-    }
 }
 
 /// The dialer pings four times in a stall time; a lane silent for longer has lost its other end.
@@ -270,7 +257,7 @@ fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
 /// Says how an order ended even when its source panicked: the receiver must not wait for ever.
 struct Ending {
     session: Arc<Session>,
-    transfer: portolan_base::TransferId,
+    transfer: TransferId,
     result: Option<Result<PrefillReport, String>>,
 }
 

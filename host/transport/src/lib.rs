@@ -33,7 +33,7 @@
 //! | from | frame | fields |
 //! |---|---|---|
 //! | receiver | `Order` | transfer, priority class (0 first), order |
-//! | holder | `Manifest` | transfer, manifest; on every lane before the first chunk of that transfer on it |
+//! | holder | `Manifest` | transfer, manifest (as JSON text); on every lane before the first chunk of that transfer on it |
 //! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, XXH3-64 of all these but the attempt and of the payload |
 //! | receiver | `Ack`, `Nack` | transfer, chunk number or the end |
 //! | holder | `Final` | transfer; report and numbers of pieces, chunks and bytes, or an error text |
@@ -51,6 +51,7 @@
 //! | payload of a chunk | `Nack`, sent again; after `max_resend` resends the transfer fails as damaged |
 //! | head or fields of a frame | the lane is closed and made again |
 //! | a lane breaks | its unacknowledged chunks go to other lanes; orders without a manifest and cancellations are said again |
+//! | lanes break again and again and nothing comes in between | link down |
 //! | all lanes broken, none re-made within the stall time | link down (a quarter of it when every dial is refused) |
 //! | no byte on any lane for the stall time | stalled; pings flow while a prefill computes, so that is no stall |
 //! | a lane is silent, others are not | it is closed, its chunks go to the others |

@@ -21,6 +21,10 @@ use tokio_util::sync::DropGuard;
 /// Cancelled transfers that are told to the peer again when a lane broke, in case the word was lost with it.
 const CANCELS_KEPT: usize = 256;
 
+/// Broken connections for each lane, with nothing of use between them, after which a link counts as down: it is then
+/// not the path that breaks them but something that is sent.
+const BREAKS_MAX: usize = 8;
+
 /// Why a lane is not up.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
@@ -34,6 +38,8 @@ struct State {
     transfers: HashMap<TransferId, Inbound>,
     up: usize,
     down_since: Instant,
+    /// Lanes broken since something of use came.
+    breaks: usize,
     /// The listener's session number.
     number: Option<u128>,
     faults: Vec<Option<Fault>>,
@@ -90,6 +96,7 @@ impl Link {
                 transfers: HashMap::new(),
                 up: 0,
                 down_since: start,
+                breaks: 0,
                 number: None,
                 faults: vec![None; spec.lanes],
                 cancelled: VecDeque::new(),
@@ -141,6 +148,11 @@ impl Link {
         state.up -= 1;
         if state.up == 0 {
             state.down_since = Instant::now();
+        }
+        state.breaks += 1;
+        if state.breaks > BREAKS_MAX * state.faults.len() {
+            state.breaks = 0;
+            self.fail_locked(&mut state, &self.down(format!("its connections keep breaking: {detail}")));
         }
         state.faults[lane] = Some(Fault { detail, firm: false });
         state.outbox.retain(|frame| !matches!(frame, Frame::Order(_) | Frame::Cancel(_)));
@@ -272,7 +284,10 @@ impl Link {
             return None;
         };
         match step(transfer) {
-            Ok(value) => Some(value),
+            Ok(value) => {
+                state.breaks = 0;
+                Some(value)
+            }
             Err(breach) => {
                 let error = TransferError::Protocol { peer: self.peer.clone(), detail: breach.to_string() };
                 self.end(&mut state, id, error);

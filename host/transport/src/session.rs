@@ -98,8 +98,9 @@ impl Session {
         Some(lane)
     }
 
-    /// Removes a lane; what it carried without acknowledgement goes to the others. Says whether it was the last.
-    pub(crate) fn detach(&self, lane: u64) -> bool {
+    /// Removes a lane; what it carried without acknowledgement goes to the others. When it was the last, yields
+    /// what [`Session::close_if_unused_since`] wants to know.
+    pub(crate) fn detach(&self, lane: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.lanes.remove(&lane);
@@ -117,16 +118,19 @@ impl Session {
             enqueue(&mut state.rings, *id, transfer);
         }
         self.wake.notify_waiters();
-        state.lanes.is_empty()
+        state.lanes.is_empty().then_some(state.next_lane)
     }
 
-    /// Ends the session if it has no lane.
-    pub(crate) fn close_if_empty(&self) -> bool {
-        let empty = self.state.lock().lanes.is_empty();
-        if empty {
+    /// Ends the session if no lane was added since it became empty.
+    pub(crate) fn close_if_unused_since(&self, then: u64) -> bool {
+        let unused = {
+            let state = self.state.lock();
+            state.lanes.is_empty() && state.next_lane == then
+        };
+        if unused {
             self.close();
         }
-        empty
+        unused
     }
 
     /// Ends the session and cancels its transfers.
@@ -332,3 +336,6 @@ impl PieceSink for SessionSink {
         self.cancelled.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+mod tests;

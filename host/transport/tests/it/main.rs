@@ -1,0 +1,6 @@
+//! The transport over loopback: whole, broken, hostile.
+
+mod chaos;
+mod faults;
+mod plain;
+mod world;
