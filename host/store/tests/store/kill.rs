@@ -14,7 +14,8 @@ const FOLDER: &str = "PORTOLAN_TEST_STORE_FOLDER";
 const ROUND: &str = "PORTOLAN_TEST_STORE_ROUND";
 const VERSION: &str = "acknowledged-version ";
 const BINDING: &str = "acknowledged-binding ";
-const ROUNDS: u64 = 6;
+/// A torn change shows in one round of about ten; sixteen rounds take about four seconds.
+const ROUNDS: u64 = 16;
 
 /// Not a test by itself: writes until it is killed, and says what was acknowledged.
 #[test]
