@@ -20,7 +20,10 @@ struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { premium_class: "premium".to_owned(), long_tokens: 4096 }
+        Self {
+            premium_class: "premium".to_owned(),
+            long_tokens: 4096,
+        }
     }
 }
 
@@ -33,8 +36,13 @@ struct NearOrFar {
 impl Routing for NearOrFar {
     fn configure(text: &str, names: &NameTables) -> Result<Self, ConfigError> {
         let settings: Settings = config::parse(text)?;
-        let premium = (0..).zip(&names.user_classes).find(|(_, class)| **class == settings.premium_class);
-        Ok(Self { premium: premium.map(|(number, _)| number), long_tokens: settings.long_tokens })
+        let premium = (0..)
+            .zip(&names.user_classes)
+            .find(|(_, class)| **class == settings.premium_class);
+        Ok(Self {
+            premium: premium.map(|(number, _)| number),
+            long_tokens: settings.long_tokens,
+        })
     }
 
     fn decide(&self, request: RequestView<'_>, candidates: Candidates<'_>) -> RoutingDecision {

@@ -33,7 +33,10 @@ fn run() -> Result<(), Error> {
     let out_dir = arguments.next().ok_or(Error::Usage)?;
     fs::create_dir_all(&out_dir).map_err(|e| Error::File(out_dir.clone(), e))?;
     for module in arguments {
-        let name = module.file_stem().and_then(|stem| stem.to_str()).ok_or(Error::Usage)?;
+        let name = module
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .ok_or(Error::Usage)?;
         let component = out_dir.join(format!("{}.wasm", name.replace('_', "-")));
         let bytes = encode(&module)?;
         if fs::read(&component).ok().as_ref() != Some(&bytes) {
@@ -47,7 +50,10 @@ fn run() -> Result<(), Error> {
 fn encode(module: &Path) -> Result<Vec<u8>, Error> {
     let bytes = fs::read(module).map_err(|e| Error::File(module.to_owned(), e))?;
     let mut encoder = ComponentEncoder::default();
-    let encoded = encoder.validate(true).module(&bytes).and_then(|encoder| encoder.encode());
+    let encoded = encoder
+        .validate(true)
+        .module(&bytes)
+        .and_then(|encoder| encoder.encode());
     encoded.map_err(|e| Error::Module(module.to_owned(), format!("{e:#}")))
 }
 

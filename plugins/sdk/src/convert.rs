@@ -61,7 +61,11 @@ pub fn event(event: invalidation::Event) -> Event {
             new_version: change.new_version,
         }),
         invalidation::Event::DependenciesChanged(changed) => {
-            let dependency = |d: invalidation::Dependency| Dependency { kind: d.kind, name: d.name, version: d.version };
+            let dependency = |d: invalidation::Dependency| Dependency {
+                kind: d.kind,
+                name: d.name,
+                version: d.version,
+            };
             Event::DependenciesChanged(changed.into_iter().map(dependency).collect())
         }
         invalidation::Event::CapacityPressure(pressure) => Event::CapacityPressure(Pressure {

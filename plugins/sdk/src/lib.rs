@@ -45,8 +45,8 @@ pub mod convert;
 mod worlds;
 
 pub use portolan_policy::builtin::{
-    self, Candidate, Candidates, ConfigError, Cost, Groups, Invalidation, Rank, Residency, Routes, Routing, Tier,
-    config,
+    self, Candidate, Candidates, ConfigError, Cost, Groups, Invalidation, Rank, Residency, Routes, Routing,
+    Tier, config,
 };
 pub use portolan_policy::{
     CostMatrix, CostRow, CostView, Dependency, Directive, Event, GroupView, ModelChange, NEVER, NameTables,

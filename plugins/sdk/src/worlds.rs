@@ -9,7 +9,9 @@ macro_rules! __lifecycle {
 
         fn policy() -> &'static $policy {
             // The host's contract is to configure first; without a policy there is nothing to answer with.
-            POLICY.get().expect("configure is called before any question")
+            POLICY
+                .get()
+                .expect("configure is called before any question")
         }
 
         struct Component;
@@ -22,7 +24,9 @@ macro_rules! __lifecycle {
                 let names = $crate::__name_tables!(names);
                 let made = <$policy as $question>::configure(&config, &names);
                 let made = made.map_err(|error| ::std::string::ToString::to_string(&error))?;
-                POLICY.set(made).map_err(|_| ::std::string::String::from("this instance is configured already"))
+                POLICY
+                    .set(made)
+                    .map_err(|_| ::std::string::String::from("this instance is configured already"))
             }
         }
     };
@@ -68,8 +72,11 @@ macro_rules! residency {
                     let subject = $crate::convert::subject(subject);
                     let placements =
                         $crate::Residency::partition(policy(), &subject, $crate::RequestView(&request));
-                    placements.into_iter().map($crate::convert::placement).collect()
-                }
+                    placements
+                        .into_iter()
+                        .map($crate::convert::placement)
+                        .collect()
+        }
             }
 
             $crate::bindings::residency::export!(Component with_types_in $crate::bindings::residency);
@@ -97,7 +104,7 @@ macro_rules! cost {
                 }
             }
 
-            $crate::bindings::cost::export!(Component with_types_in $crate::bindings::cost);
+    $crate::bindings::cost::export!(Component with_types_in $crate::bindings::cost);
         };
     };
 }
@@ -125,7 +132,7 @@ macro_rules! routing {
                 }
             }
 
-            $crate::bindings::routing::export!(Component with_types_in $crate::bindings::routing);
+    $crate::bindings::routing::export!(Component with_types_in $crate::bindings::routing);
         };
     };
 }
@@ -149,7 +156,10 @@ macro_rules! invalidation {
                     let event = $crate::convert::event(event);
                     let groups = $crate::convert::groups(stride, &groups);
                     let directives = $crate::Invalidation::react(policy(), &event, groups);
-                    directives.into_iter().map($crate::convert::directive).collect()
+                    directives
+                        .into_iter()
+                        .map($crate::convert::directive)
+                        .collect()
                 }
             }
 

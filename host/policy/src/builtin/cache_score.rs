@@ -24,10 +24,17 @@ mod tests {
 
     #[test]
     fn a_token_less_to_compute_beats_any_queue_and_the_queue_breaks_ties() {
-        let request = RequestRow { prompt_tokens: 100, ..Default::default() }.to_cells();
+        let request = RequestRow {
+            prompt_tokens: 100,
+            ..Default::default()
+        }
+        .to_cells();
         let score = |row: RouteRow| {
             let cells = row.to_cells();
-            let candidate = Candidate { route: RouteView(&cells), cost: CostView(&[]) };
+            let candidate = Candidate {
+                route: RouteView(&cells),
+                cost: CostView(&[]),
+            };
             cache_score(RequestView(&request), &candidate)
         };
         let row = |cached_tokens, prefill_queued_requests, prefill_busy_permille| RouteRow {

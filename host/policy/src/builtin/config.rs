@@ -24,7 +24,10 @@ pub enum ConfigError {
 impl ConfigError {
     /// An error about one key.
     pub fn invalid(field: &'static str, problem: impl Into<String>) -> Self {
-        Self::Invalid { field, problem: problem.into() }
+        Self::Invalid {
+            field,
+            problem: problem.into(),
+        }
     }
 }
 

@@ -130,9 +130,9 @@ impl<'a> Candidates<'a> {
     /// The candidates in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Candidate<'a>> + Clone + use<'a> {
         let costs = self.costs;
-        self.routes
-            .rows()
-            .enumerate()
-            .map(move |(i, row)| Candidate { route: RouteView(row), cost: CostView(costs.row(i).unwrap_or(&[])) })
+        self.routes.rows().enumerate().map(move |(i, row)| Candidate {
+            route: RouteView(row),
+            cost: CostView(costs.row(i).unwrap_or(&[])),
+        })
     }
 }

@@ -23,7 +23,10 @@ pub struct IdleConfig {
 
 impl Default for IdleConfig {
     fn default() -> Self {
-        Self { max_idle_ms: 30 * 60 * 1000, keep_permille: 900 }
+        Self {
+            max_idle_ms: 30 * 60 * 1000,
+            keep_permille: 900,
+        }
     }
 }
 
@@ -37,7 +40,10 @@ impl IdleRule {
     /// With this configuration.
     pub fn new(config: IdleConfig) -> Result<Self, ConfigError> {
         if config.keep_permille > 1000 {
-            return Err(ConfigError::invalid("keep_permille", "at most 1000, which is the whole limit"));
+            return Err(ConfigError::invalid(
+                "keep_permille",
+                "at most 1000, which is the whole limit",
+            ));
         }
         Ok(Self { config })
     }
@@ -45,7 +51,12 @@ impl IdleRule {
     fn make_room(&self, pressure: &Pressure) -> Vec<Directive> {
         let keep = scaled(u64::from(pressure.limit_mib), self.config.keep_permille);
         let excess = u64::from(pressure.used_mib).saturating_sub(keep);
-        u32::try_from(excess).ok().filter(|mib| *mib > 0).map(Directive::FreeMib).into_iter().collect()
+        u32::try_from(excess)
+            .ok()
+            .filter(|mib| *mib > 0)
+            .map(Directive::FreeMib)
+            .into_iter()
+            .collect()
     }
 }
 

@@ -41,7 +41,9 @@ impl Jurisdiction {
     /// With this configuration.
     pub fn new(config: &JurisdictionConfig, names: &NameTables) -> Result<Self, ConfigError> {
         let denied = config.deny_sites.iter().map(|name| {
-            names.site(name).ok_or_else(|| ConfigError::invalid("deny_sites", format!("there is no site \"{name}\"")))
+            names
+                .site(name)
+                .ok_or_else(|| ConfigError::invalid("deny_sites", format!("there is no site \"{name}\"")))
         });
         Ok(Self {
             site_jurisdictions: names.sites.iter().map(|site| site.jurisdiction).collect(),
@@ -71,7 +73,10 @@ impl Residency for Jurisdiction {
     }
 
     fn partition(&self, subject: &Subject, _request: RequestView<'_>) -> Vec<Placement> {
-        (0..).zip(&self.site_jurisdictions).map(|(site, j)| self.placement(subject.data_jurisdiction, site, *j)).collect()
+        (0..)
+            .zip(&self.site_jurisdictions)
+            .map(|(site, j)| self.placement(subject.data_jurisdiction, site, *j))
+            .collect()
     }
 }
 

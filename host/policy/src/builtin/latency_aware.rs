@@ -26,7 +26,11 @@ pub struct LatencyAwareConfig {
 
 impl Default for LatencyAwareConfig {
     fn default() -> Self {
-        Self { rtt_weight_permille: 276, prefill_ns_per_token: 76_000, queue_ns_per_token: 38_000 }
+        Self {
+            rtt_weight_permille: 276,
+            prefill_ns_per_token: 76_000,
+            queue_ns_per_token: 38_000,
+        }
     }
 }
 

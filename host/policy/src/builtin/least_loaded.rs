@@ -32,5 +32,7 @@ fn load(route: RouteView<'_>) -> u32 {
 /// slots.
 fn decode_permille(route: RouteView<'_>) -> u64 {
     let running = u64::from(route.decode_running()) * 1000;
-    running.checked_div(u64::from(route.decode_slots())).unwrap_or(u64::from(route.decode_busy_permille()))
+    running
+        .checked_div(u64::from(route.decode_slots()))
+        .unwrap_or(u64::from(route.decode_busy_permille()))
 }

@@ -33,9 +33,14 @@ impl Code {
             (Self::Cost(code), Question::Cost { request, routes }) => {
                 Answer::Cost(code.estimate_all(RequestView(request), Routes(routes)).cells)
             }
-            (Self::Routing(code), Question::Routing { request, routes, costs }) => {
-                Answer::Routing(code.decide(RequestView(request), Candidates::new(routes, costs)))
-            }
+            (
+                Self::Routing(code),
+                Question::Routing {
+                    request,
+                    routes,
+                    costs,
+                },
+            ) => Answer::Routing(code.decide(RequestView(request), Candidates::new(routes, costs))),
             (Self::Invalidation(code), Question::Invalidation { event, groups }) => {
                 Answer::Invalidation(code.react(event, Groups(groups)))
             }
@@ -68,8 +73,14 @@ impl Policy for Native {
     fn ask(&self, call: &Call<'_>) -> Answered {
         let other_question = || {
             let PolicyDescriptor { name, question, .. } = &self.descriptor;
-            PolicyFault::BadAnswer(format!("{name} answers {question}, and was asked {}", call.question.kind()))
+            PolicyFault::BadAnswer(format!(
+                "{name} answers {question}, and was asked {}",
+                call.question.kind()
+            ))
         };
-        Answered { result: self.code.answer(&call.question).ok_or_else(other_question), fuel: None }
+        Answered {
+            result: self.code.answer(&call.question).ok_or_else(other_question),
+            fuel: None,
+        }
     }
 }

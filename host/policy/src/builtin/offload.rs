@@ -25,7 +25,10 @@ pub struct OffloadConfig {
 
 impl Default for OffloadConfig {
     fn default() -> Self {
-        Self { threshold_tokens: 16_384, congested_permille: 700 }
+        Self {
+            threshold_tokens: 16_384,
+            congested_permille: 700,
+        }
     }
 }
 

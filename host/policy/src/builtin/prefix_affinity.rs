@@ -21,7 +21,9 @@ pub struct PrefixAffinityConfig {
 
 impl Default for PrefixAffinityConfig {
     fn default() -> Self {
-        Self { balance_tokens: 32_768 }
+        Self {
+            balance_tokens: 32_768,
+        }
     }
 }
 

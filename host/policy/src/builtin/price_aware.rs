@@ -44,9 +44,15 @@ impl PriceAware {
     /// With this configuration.
     pub fn new(config: PriceAwareConfig) -> Result<Self, ConfigError> {
         if config.within_slo_permille > 1000 {
-            return Err(ConfigError::invalid("within_slo_permille", "at most 1000, which is the whole time"));
+            return Err(ConfigError::invalid(
+                "within_slo_permille",
+                "at most 1000, which is the whole time",
+            ));
         }
-        Ok(Self { config, time: Ttft::default() })
+        Ok(Self {
+            config,
+            time: Ttft::default(),
+        })
     }
 
     fn second_is_worth(&self, request: RequestView<'_>) -> NonZeroU32 {
@@ -59,7 +65,11 @@ impl PriceAware {
     fn weighed_us(&self, request: RequestView<'_>, time_us: u32) -> u64 {
         let wish = u64::from(request.ttft_slo_ms()) * 1000;
         let time = u64::from(time_us);
-        if time <= wish { scaled(time, self.config.within_slo_permille) } else { time }
+        if time <= wish {
+            scaled(time, self.config.within_slo_permille)
+        } else {
+            time
+        }
     }
 }
 
@@ -72,7 +82,8 @@ impl Cost for PriceAware {
     fn estimate(&self, request: RequestView<'_>, route: RouteView<'_>) -> CostRow {
         let mut row = self.time.estimate(request, route);
         if row.total_us != NEVER {
-            let priced = u64::from(route.price_micros()) * 1_000_000 / u64::from(self.second_is_worth(request).get());
+            let priced =
+                u64::from(route.price_micros()) * 1_000_000 / u64::from(self.second_is_worth(request).get());
             row.total_us = finite(self.weighed_us(request, row.total_us).saturating_add(priced));
         }
         row

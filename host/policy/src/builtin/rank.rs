@@ -31,7 +31,10 @@ pub struct Rank {
 impl Rank {
     /// A rank in the first tier.
     pub fn preferred(score: u32) -> Self {
-        Self { tier: Tier::Preferred, score }
+        Self {
+            tier: Tier::Preferred,
+            score,
+        }
     }
 
     /// A rank in `tier`.
@@ -138,7 +141,10 @@ fn spread(placed: &[Option<(usize, u32)>]) -> Vec<u32> {
             next = (next + top.min(cap)).saturating_mul(2).saturating_add(GAP);
         }
     }
-    placed.iter().map(|entry| entry.map_or(NEVER, |(place, score)| offsets[place] + score.min(cap))).collect()
+    placed
+        .iter()
+        .map(|entry| entry.map_or(NEVER, |(place, score)| offsets[place] + score.min(cap)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -148,7 +154,10 @@ mod tests {
 
     #[test]
     fn one_place_passes_scores_unchanged() {
-        assert_eq!(spread(&[Some((3, 7)), None, Some((3, NEVER - 1))]), [7, NEVER, NEVER - 1]);
+        assert_eq!(
+            spread(&[Some((3, 7)), None, Some((3, NEVER - 1))]),
+            [7, NEVER, NEVER - 1]
+        );
     }
 
     proptest! {

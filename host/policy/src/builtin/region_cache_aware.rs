@@ -18,7 +18,10 @@ pub struct RegionCacheAware {
 
 impl RegionCacheAware {
     fn same_region(&self, a: u32, b: u32) -> bool {
-        a == b || self.region(a).is_some_and(|region| self.region(b) == Some(region))
+        a == b
+            || self
+                .region(a)
+                .is_some_and(|region| self.region(b) == Some(region))
     }
 
     fn region(&self, site: u32) -> Option<usize> {
@@ -30,8 +33,16 @@ impl Routing for RegionCacheAware {
     fn configure(text: &str, names: &NameTables) -> Result<Self, ConfigError> {
         config::parse::<Nothing>(text)?;
         // A region is known by the first site that names it.
-        let first_with = |region: &str| names.sites.iter().position(|s| s.region == region).unwrap_or_default();
-        Ok(Self { regions: names.sites.iter().map(|site| first_with(&site.region)).collect() })
+        let first_with = |region: &str| {
+            names
+                .sites
+                .iter()
+                .position(|s| s.region == region)
+                .unwrap_or_default()
+        };
+        Ok(Self {
+            regions: names.sites.iter().map(|site| first_with(&site.region)).collect(),
+        })
     }
 
     fn decide(&self, request: RequestView<'_>, candidates: Candidates<'_>) -> RoutingDecision {

@@ -54,7 +54,10 @@ pub enum BuiltinError {
 
 /// The names of the built-in policies that answer `question`, the default first.
 pub fn names(question: QuestionKind) -> impl Iterator<Item = &'static str> {
-    BUILT_IN.iter().filter(move |(q, _)| *q == question).map(|(_, name)| *name)
+    BUILT_IN
+        .iter()
+        .filter(move |(q, _)| *q == question)
+        .map(|(_, name)| *name)
 }
 
 /// The policy that answers where nothing is bound, or where what is bound failed; it needs no configuration. For a
@@ -75,7 +78,10 @@ pub fn policy(
     config: &str,
     tables: &NameTables,
 ) -> Result<Arc<dyn Policy>, BuiltinError> {
-    let unknown = || BuiltinError::Unknown { question, name: name.to_owned() };
+    let unknown = || BuiltinError::Unknown {
+        question,
+        name: name.to_owned(),
+    };
     let make = match question {
         QuestionKind::Residency => residency_code(name),
         QuestionKind::Cost => cost_code(name),
@@ -83,7 +89,10 @@ pub fn policy(
         QuestionKind::Invalidation => invalidation_code(name),
     }
     .ok_or_else(unknown)?;
-    let code = make(config, tables).map_err(|source| BuiltinError::Config { name: name.to_owned(), source })?;
+    let code = make(config, tables).map_err(|source| BuiltinError::Config {
+        name: name.to_owned(),
+        source,
+    })?;
     Ok(native(name, code))
 }
 

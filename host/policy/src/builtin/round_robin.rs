@@ -23,13 +23,19 @@ impl Routing for RoundRobin {
     }
 
     fn decide(&self, request: RequestView<'_>, candidates: Candidates<'_>) -> RoutingDecision {
-        let open = candidates.iter().filter(|c| Candidates::is_open(request, c)).count() as u64;
+        let open = candidates
+            .iter()
+            .filter(|c| Candidates::is_open(request, c))
+            .count() as u64;
         let first = request.seed() % open.max(1);
         let mut index = 0;
         candidates.scores(request, |_| {
             let turn = (index + open - first) % open;
             index += 1;
-            u32::try_from(turn).unwrap_or(u32::MAX).saturating_mul(TURN).min(super::arithmetic::finite(u64::MAX))
+            u32::try_from(turn)
+                .unwrap_or(u32::MAX)
+                .saturating_mul(TURN)
+                .min(super::arithmetic::finite(u64::MAX))
         })
     }
 }

@@ -17,7 +17,12 @@ use std::sync::Arc;
 /// Properties are tried on the same inputs each time.
 pub(super) fn seeded(cases: u32) -> proptest::test_runner::Config {
     let rng_seed = proptest::test_runner::RngSeed::Fixed(1);
-    proptest::test_runner::Config { cases, rng_seed, failure_persistence: None, ..Default::default() }
+    proptest::test_runner::Config {
+        cases,
+        rng_seed,
+        failure_persistence: None,
+        ..Default::default()
+    }
 }
 
 /// Two sites in the EU, one in the UK, one in the US.
@@ -29,7 +34,12 @@ fn four_sites() -> NameTables {
     };
     NameTables {
         tenant: "acme".to_owned(),
-        sites: vec![site("fra", "eu", 1), site("ams", "eu", 1), site("lon", "uk", 2), site("iad", "us", 3)],
+        sites: vec![
+            site("fra", "eu", 1),
+            site("ams", "eu", 1),
+            site("lon", "uk", 2),
+            site("iad", "us", 3),
+        ],
         jurisdictions: ["any", "eu", "uk", "us"].map(str::to_owned).to_vec(),
         models: vec!["m".to_owned()],
         user_classes: vec!["standard".to_owned()],
@@ -41,7 +51,14 @@ fn made(question: QuestionKind, name: &str, config: &str) -> Arc<dyn Policy> {
 }
 
 fn ask(policy: &dyn Policy, question: Question<'_>) -> Answer {
-    policy.ask(&Call { question, labels: &BTreeMap::new(), request_id: "r" }).result.unwrap()
+    policy
+        .ask(&Call {
+            question,
+            labels: &BTreeMap::new(),
+            request_id: "r",
+        })
+        .result
+        .unwrap()
 }
 
 /// What `name` scores; each route comes with its total cost in µs.
@@ -49,7 +66,10 @@ fn scores(name: &str, config: &str, request: RequestRow, routes: &[(RouteRow, u3
     let (mut matrix, mut costs) = (RouteMatrix::default(), CostMatrix::default());
     for (row, total_us) in routes {
         matrix.push(row);
-        costs.push(&CostRow { total_us: *total_us, ..CostRow::default() });
+        costs.push(&CostRow {
+            total_us: *total_us,
+            ..CostRow::default()
+        });
     }
     let question = Question::Routing {
         request: &request.to_cells(),
@@ -71,5 +91,9 @@ fn order(scores: &[u32]) -> Vec<usize> {
 
 /// Prefill at `prefill_site`, decode at site 0.
 fn route(prefill_site: u32) -> RouteRow {
-    RouteRow { prefill_site, prefill_instance: prefill_site, ..RouteRow::default() }
+    RouteRow {
+        prefill_site,
+        prefill_instance: prefill_site,
+        ..RouteRow::default()
+    }
 }

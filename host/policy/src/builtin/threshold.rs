@@ -59,11 +59,17 @@ impl Threshold {
     /// With this configuration.
     pub fn new(config: ThresholdConfig) -> Result<Self, ConfigError> {
         if config.local_below_tokens > config.remote_above_tokens {
-            let problem = format!("at most remote_above_tokens, which is {}", config.remote_above_tokens);
+            let problem = format!(
+                "at most remote_above_tokens, which is {}",
+                config.remote_above_tokens
+            );
             return Err(ConfigError::invalid("local_below_tokens", problem));
         }
         if config.larger_pool_discount_permille > 1000 {
-            return Err(ConfigError::invalid("larger_pool_discount_permille", "at most 1000"));
+            return Err(ConfigError::invalid(
+                "larger_pool_discount_permille",
+                "at most 1000",
+            ));
         }
         Ok(Self { config })
     }
@@ -79,7 +85,9 @@ impl Threshold {
     }
 
     fn tier(&self, band: Band, candidate: &Candidate<'_>) -> Tier {
-        if !candidate.route.is_local() && candidate.route.link_busy_permille() >= self.config.congested_permille {
+        if !candidate.route.is_local()
+            && candidate.route.link_busy_permille() >= self.config.congested_permille
+        {
             return Tier::Last;
         }
         match (band, candidate.route.is_local()) {
@@ -100,13 +108,24 @@ impl Routing for Threshold {
     }
 
     fn decide(&self, request: RequestView<'_>, candidates: Candidates<'_>) -> RoutingDecision {
-        let uncached = candidates.iter().map(|c| c.uncached_tokens(request)).min().unwrap_or(request.prompt_tokens());
+        let uncached = candidates
+            .iter()
+            .map(|c| c.uncached_tokens(request))
+            .min()
+            .unwrap_or(request.prompt_tokens());
         let band = self.band(uncached);
-        let largest = if band == Band::Long { largest_remote_pool(candidates) } else { None };
+        let largest = if band == Band::Long {
+            largest_remote_pool(candidates)
+        } else {
+            None
+        };
         candidates.ranks(request, |candidate| {
             let in_largest = !candidate.route.is_local() && largest == Some(candidate.route.prefill_site());
             let total = candidate.cost.total_us();
-            Rank::new(self.tier(band, candidate), if in_largest { self.discounted(total) } else { total })
+            Rank::new(
+                self.tier(band, candidate),
+                if in_largest { self.discounted(total) } else { total },
+            )
         })
     }
 }
@@ -115,7 +134,11 @@ impl Routing for Threshold {
 fn largest_remote_pool(candidates: Candidates<'_>) -> Option<u32> {
     let mut instances = Vec::new();
     let mut pools = Vec::<(u32, u32)>::new();
-    for route in candidates.iter().map(|c| c.route).filter(|route| !route.is_local()) {
+    for route in candidates
+        .iter()
+        .map(|c| c.route)
+        .filter(|route| !route.is_local())
+    {
         let instance = (route.prefill_site(), route.prefill_instance());
         if instances.contains(&instance) {
             continue;

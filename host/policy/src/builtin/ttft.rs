@@ -33,7 +33,11 @@ pub struct TtftConfig {
 
 impl Default for TtftConfig {
     fn default() -> Self {
-        Self { overlap_permille: 930, round_trips: 1, decode_permille: 100 }
+        Self {
+            overlap_permille: 930,
+            round_trips: 1,
+            decode_permille: 100,
+        }
     }
 }
 
@@ -47,7 +51,10 @@ impl Ttft {
     /// With this configuration.
     pub fn new(config: TtftConfig) -> Result<Self, ConfigError> {
         if config.overlap_permille > 1000 {
-            return Err(ConfigError::invalid("overlap_permille", "at most 1000, which is the whole transfer"));
+            return Err(ConfigError::invalid(
+                "overlap_permille",
+                "at most 1000, which is the whole transfer",
+            ));
         }
         Ok(Self { config })
     }
@@ -57,7 +64,10 @@ impl Ttft {
             return 0;
         }
         let transfer = u64::from(route.transfer_us());
-        let hidden = scaled(transfer.min(u64::from(route.prefill_us())), self.config.overlap_permille);
+        let hidden = scaled(
+            transfer.min(u64::from(route.prefill_us())),
+            self.config.overlap_permille,
+        );
         let round_trips = u64::from(self.config.round_trips) * u64::from(route.link_rtt_us());
         (transfer - hidden).saturating_add(round_trips)
     }
@@ -66,7 +76,8 @@ impl Ttft {
         let step = u64::from(route.decode_us());
         let answer = step.saturating_mul(u64::from(output_tokens(request)));
         let rest = scaled(answer.saturating_sub(step), self.config.decode_permille);
-        step.saturating_add(slot_wait_us(route, answer)).saturating_add(rest)
+        step.saturating_add(slot_wait_us(route, answer))
+            .saturating_add(rest)
     }
 }
 
@@ -76,9 +87,17 @@ impl Cost for Ttft {
     }
 
     fn estimate(&self, request: RequestView<'_>, route: RouteView<'_>) -> CostRow {
-        let parts = [route.queue_us(), route.prefill_us(), route.transfer_us(), route.decode_us()];
+        let parts = [
+            route.queue_us(),
+            route.prefill_us(),
+            route.transfer_us(),
+            route.decode_us(),
+        ];
         if parts.contains(&NEVER) {
-            return CostRow { total_us: NEVER, ..CostRow::default() };
+            return CostRow {
+                total_us: NEVER,
+                ..CostRow::default()
+            };
         }
         let (queue, prefill) = (u64::from(route.queue_us()), u64::from(route.prefill_us()));
         let (transfer, decode) = (self.transfer_us(route), self.decode_us(request, route));
@@ -115,5 +134,9 @@ fn slot_wait_us(route: RouteView<'_>, answer_us: u64) -> u64 {
 fn cache_benefit_us(request: RequestView<'_>, route: RouteView<'_>) -> u32 {
     let cached = u64::from(route.cached_tokens().min(request.prompt_tokens()));
     let uncached = u64::from(request.prompt_tokens()) - cached;
-    finite((u64::from(route.prefill_us()) * cached).checked_div(uncached).unwrap_or(0))
+    finite(
+        (u64::from(route.prefill_us()) * cached)
+            .checked_div(uncached)
+            .unwrap_or(0),
+    )
 }

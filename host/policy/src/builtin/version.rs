@@ -21,7 +21,9 @@ impl Invalidation for VersionRule {
     fn react(&self, event: &Event, groups: Groups<'_>) -> Vec<Directive> {
         match event {
             Event::ModelUpdated(change) => vec![below_version(change)],
-            Event::DependenciesChanged(changed) => changed.iter().cloned().map(Directive::DependsOn).collect(),
+            Event::DependenciesChanged(changed) => {
+                changed.iter().cloned().map(Directive::DependsOn).collect()
+            }
             Event::TenantRemoved => every_group(groups),
             Event::CapacityPressure(_) | Event::PrefixRevoked(_) | Event::Tick(_) => Vec::new(),
         }
@@ -29,9 +31,15 @@ impl Invalidation for VersionRule {
 }
 
 pub(super) fn below_version(change: &ModelChange) -> Directive {
-    Directive::BelowVersion { model: change.model, version: change.new_version }
+    Directive::BelowVersion {
+        model: change.model,
+        version: change.new_version,
+    }
 }
 
 pub(super) fn every_group(groups: Groups<'_>) -> Vec<Directive> {
-    groups.iter().map(|group| Directive::DropGroup(group.group())).collect()
+    groups
+        .iter()
+        .map(|group| Directive::DropGroup(group.group()))
+        .collect()
 }

@@ -47,13 +47,23 @@ impl de::Error for Error {
 
 /// Reads one value from all of `text`; an error names line and column.
 pub(super) fn read<'de, T: de::Deserialize<'de>>(text: &'de str) -> Result<T, ConfigError> {
-    let mut reader = Reader { text, at: 0, depth: 0 };
+    let mut reader = Reader {
+        text,
+        at: 0,
+        depth: 0,
+    };
     let value = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     value.map_err(|error| {
         let before = &text.as_bytes()[..reader.at];
         let line = before.iter().filter(|b| **b == b'\n').count() + 1;
         let continues = |byte: u8| byte & 0b1100_0000 == 0b1000_0000;
-        let column = before.iter().rev().take_while(|b| **b != b'\n').filter(|b| !continues(**b)).count() + 1;
+        let column = before
+            .iter()
+            .rev()
+            .take_while(|b| **b != b'\n')
+            .filter(|b| !continues(**b))
+            .count()
+            + 1;
         ConfigError::Unreadable(format!("{error} at line {line}, column {column}"))
     })
 }
@@ -112,8 +122,13 @@ impl<'de> Reader<'de> {
     fn number(&mut self) -> Result<u64, Error> {
         let rest = self.rest().as_bytes();
         let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
-        let whole = !matches!(rest.get(digits), Some(b'.' | b'e' | b'E')) && !(digits > 1 && self.peek() == Some(b'0'));
-        let number = self.until(self.at + digits).parse().ok().filter(|_| whole);
+        let fraction = matches!(rest.get(digits), Some(b'.' | b'e' | b'E'));
+        let padded = digits > 1 && self.peek() == Some(b'0');
+        let number = self
+            .until(self.at + digits)
+            .parse()
+            .ok()
+            .filter(|_| !fraction && !padded);
         self.at += if number.is_some() { digits } else { 0 };
         number.ok_or_else(|| Error::new("expected a whole number from 0 to 2^64 - 1, without leading zeros"))
     }
@@ -140,7 +155,11 @@ impl<'de> Reader<'de> {
                     decoded.push_str(text);
                     decoded.push(self.escape()?);
                 }
-                _ => return Err(Error::new("the string does not end, or holds a control character")),
+                _ => {
+                    return Err(Error::new(
+                        "the string does not end, or holds a control character",
+                    ));
+                }
             }
         }
     }
@@ -171,13 +190,19 @@ impl<'de> Reader<'de> {
             return Err(bad());
         }
         self.at += 1;
-        let second = self.hex().filter(|low| (0xdc00..0xe000).contains(low)).ok_or_else(bad)?;
+        let second = self
+            .hex()
+            .filter(|low| (0xdc00..0xe000).contains(low))
+            .ok_or_else(bad)?;
         char::from_u32(0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00)).ok_or_else(bad)
     }
 
     fn hex(&mut self) -> Option<u32> {
         let digits = self.text.get(self.at..self.at + 5)?.strip_prefix('u')?;
-        let value = digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok())??;
+        let value = digits
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit())
+            .then(|| u32::from_str_radix(digits, 16).ok())??;
         self.at += 5;
         Some(value)
     }
@@ -193,7 +218,11 @@ impl<'de> Reader<'de> {
         if self.depth > DEEPEST {
             return Err(Error(format!("more than {DEEPEST} values inside each other")));
         }
-        let value = read(Items { reader: self, close, first: true })?;
+        let value = read(Items {
+            reader: self,
+            close,
+            first: true,
+        })?;
         self.expect(close)?;
         self.depth -= 1;
         Ok(value)
@@ -211,8 +240,12 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
                 Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
                 Cow::Owned(text) => visitor.visit_string(text),
             },
-            Some(b't') => self.word("true", true).and_then(|value| visitor.visit_bool(value)),
-            Some(b'f') => self.word("false", false).and_then(|value| visitor.visit_bool(value)),
+            Some(b't') => self
+                .word("true", true)
+                .and_then(|value| visitor.visit_bool(value)),
+            Some(b'f') => self
+                .word("false", false)
+                .and_then(|value| visitor.visit_bool(value)),
             Some(b'n') => self.word("null", ()).and_then(|()| visitor.visit_unit()),
             Some(_) => self.number().and_then(|value| visitor.visit_u64(value)),
             None => Err(Error::new("the text ends too early")),
@@ -236,7 +269,11 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         self.nested(b'{', b'}', |items| visitor.visit_map(items))
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -309,68 +346,4 @@ impl<'de> MapAccess<'de> for Items<'_, 'de> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use serde_json::Value;
-
-    fn value() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::from),
-            any::<u64>().prop_map(Value::from),
-            any::<String>().prop_map(Value::from),
-        ];
-        leaf.prop_recursive(4, 32, 6, |inner| {
-            prop_oneof![
-                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
-                prop::collection::btree_map(any::<String>(), inner, 0..6)
-                    .prop_map(|map| Value::Object(map.into_iter().collect())),
-            ]
-        })
-    }
-
-    proptest! {
-        #![proptest_config(crate::builtin::tests::seeded(500))]
-
-        #[test]
-        fn what_is_written_is_read_back(value in value(), pretty in any::<bool>()) {
-            let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };
-            prop_assert_eq!(read::<Value>(&text.unwrap()), Ok(value));
-        }
-
-        #[test]
-        fn what_is_accepted_means_the_same_to_others(text in r#"[\[\]{}":,0-9a-z\\ truefalsn.-]{0,24}"#) {
-            if let Ok(value) = read::<Value>(&text) {
-                prop_assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
-            }
-        }
-    }
-
-    #[test]
-    fn escapes_are_decoded_and_broken_ones_refused() {
-        for text in [r#""\ud83d\ude00\u00e9\n\"\/""#, r#""aéb""#, r#""\u0000""#] {
-            assert_eq!(read::<String>(text).unwrap(), serde_json::from_str::<String>(text).unwrap());
-        }
-        for text in [r#""\ud83d""#, r#""\ud83dx""#, r#""\ude00""#, r#""\u+123""#, r#""\x""#, r#""\"#, "\"\n\"", r#""\u12é""#] {
-            assert!(read::<String>(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn errors_say_where() {
-        for (text, expected) in [
-            ("{\n  \"a\": 1.5}", "whole number from 0 to 2^64 - 1, without leading zeros at line 2, column 8"),
-            ("[1, -2]", "line 1, column 5"),
-            ("[01]", "without leading zeros"),
-            ("[1,]", "line 1, column 4"),
-            ("[1] 2", "end of the text at line 1, column 5"),
-            ("{1: 2}", "key in quotes"),
-            ("", "ends too early"),
-            (&"[".repeat(100_000), "more than 32"),
-        ] {
-            let error = read::<Value>(text).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
-}
+mod tests;

@@ -13,13 +13,19 @@ fn number(value: &Value) -> f64 {
 /// A factor of the reference in ms as whole ns.
 fn ns(ms: f64) -> u32 {
     let ns = (ms * 1e6).round();
-    assert!((ns / 1e6 - ms).abs() < 1e-12, "{ms} ms is not a whole number of ns");
+    assert!(
+        (ns / 1e6 - ms).abs() < 1e-12,
+        "{ms} ms is not a whole number of ns"
+    );
     ns as u32
 }
 
 fn check(case: &Value, expected: &Value, config: latency_aware::LatencyAwareConfig) {
     let policy = LatencyAware::new(config);
-    let request = RequestRow { prompt_tokens: number(&case["request_tokens"]) as u32, ..Default::default() };
+    let request = RequestRow {
+        prompt_tokens: number(&case["request_tokens"]) as u32,
+        ..Default::default()
+    };
     let mut best = (u32::MAX, String::new());
     for (region, score_ms) in expected["scores"].as_object().unwrap() {
         let row = RouteRow {
@@ -31,7 +37,11 @@ fn check(case: &Value, expected: &Value, config: latency_aware::LatencyAwareConf
         let cost = policy.estimate(RequestView(&request.to_cells()), RouteView(&row.to_cells()));
         let score_us = number(score_ms) * 1000.0;
         // Half a µs of rounding in the round-trip time, at the largest weight of 2, and 1 µs in the result.
-        assert!((f64::from(cost.total_us) - score_us).abs() <= 2.0, "{region}: {} for {score_us}", cost.total_us);
+        assert!(
+            (f64::from(cost.total_us) - score_us).abs() <= 2.0,
+            "{region}: {} for {score_us}",
+            cost.total_us
+        );
         best = best.min((cost.total_us, region.clone()));
     }
     assert_eq!(best.1, expected["target"].as_str().unwrap());
@@ -54,6 +64,10 @@ fn all_cases_of_the_reference_are_scored_alike() {
             weight("queue_weight") * weight("queue_rate"),
         );
         check(case, &case["gorgo_2d"], rated);
-        check(case, &case["gorgo"], config(weight("prefill_weight"), weight("load_weight")));
+        check(
+            case,
+            &case["gorgo"],
+            config(weight("prefill_weight"), weight("load_weight")),
+        );
     }
 }

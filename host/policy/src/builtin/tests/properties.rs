@@ -14,7 +14,11 @@ fn cells() -> impl Strategy<Value = Vec<u32>> {
 }
 
 fn route_scores(name: &str, request: &[u32], routes: Matrix<'_>, costs: Matrix<'_>) -> Vec<u32> {
-    let question = Question::Routing { request, routes, costs };
+    let question = Question::Routing {
+        request,
+        routes,
+        costs,
+    };
     match ask(&*made(QuestionKind::Routing, name, ""), question) {
         Answer::Routing(RoutingDecision::Scores(scores)) => scores,
         other => panic!("{other:?}"),
