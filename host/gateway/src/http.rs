@@ -82,7 +82,8 @@ async fn health() -> impl IntoResponse {
 }
 
 async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], site.metrics.render())
+    let in_flight = site.parts.limits.in_flight.saturating_sub(site.permits.available_permits());
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], site.metrics.render(in_flight))
 }
 
 #[cfg(test)]

@@ -99,14 +99,9 @@ impl Metrics {
         self.errors.get_or_create(&Error::of(kind)).inc();
     }
 
-    /// Counts a request as in flight until the guard is dropped.
-    pub fn enter(&self) -> InFlight {
-        self.in_flight.inc();
-        InFlight(self.in_flight.clone())
-    }
-
-    /// All values as OpenMetrics text.
-    pub fn render(&self) -> String {
+    /// All values as OpenMetrics text, with the number of requests that are in flight at this moment.
+    pub fn render(&self, in_flight: usize) -> String {
+        self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
         let mut text = String::new();
         // Writing to a String cannot fail.
         if encode(&mut text, &self.registry).is_err() {
@@ -119,16 +114,6 @@ impl Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// One request in flight.
-#[derive(Debug)]
-pub struct InFlight(Gauge);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
 
