@@ -8,7 +8,7 @@ use bench::{Bench, HandClock, desk};
 use portolan_base::TenantName;
 use portolan_gateway::policies::{By, PolicySlot};
 use portolan_policy::{QuestionKind, Scope};
-use portolan_ports::{MemoryStore, StoreCall};
+use portolan_ports::{MemoryStore, PolicyStore, StoreCall};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
