@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use portolan_base::kv::{KvDtype, KvLayout, KvManifest, LayerKv, PieceId};
-use portolan_base::{InstanceName, ModelName, NameError, Random, RequestId, SiteName, TenantName};
+use portolan_base::id::NameError;
+use portolan_base::{InstanceName, ModelName, Random, RequestId, SiteName, TenantName};
 use portolan_ports::{KvOrder, KvPiece, KvSource, PieceSink, PrefillReport, PullEvent, Transport};
 use portolan_transport::{ClusterSecret, SiteTransport, TransportConfig};
 use std::error::Error;

@@ -170,6 +170,7 @@ pub(crate) enum Outcome {
 /// What is acknowledged or asked for again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Part {
+    Manifest,
     Chunk(u32),
     Final,
 }

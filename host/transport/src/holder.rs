@@ -210,6 +210,7 @@ async fn send_item<W: AsyncWrite + Unpin>(
         write_counted(session, out, manifest.encode(), Bytes::new()).await?;
     }
     match outgoing.item.body {
+        Body::Manifest => Ok(()),
         Body::Chunk { head, payload, checksum } => {
             // Kept for resends: memory that changed meanwhile shows at the receiver.
             let checksum = *checksum.get_or_init(|| head.checksum(&payload));

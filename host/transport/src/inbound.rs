@@ -153,7 +153,7 @@ impl Inbound {
             self.pieces.insert(head.piece.clone(), begin_piece(head.piece_len, chunk)?);
         }
         let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&head.piece) else {
-            return Ok(Place::Duplicate);
+            return duplicate(meta);
         };
         let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
         Ok(match std::mem::replace(slot, Slot::Taken) {
@@ -162,7 +162,7 @@ impl Inbound {
             Slot::Taken => Place::Fresh(BytesMut::zeroed(len as usize)),
             filled @ Slot::Filled(_) => {
                 *slot = filled;
-                Place::Duplicate
+                return duplicate(meta);
             }
         })
     }
@@ -252,6 +252,11 @@ impl Inbound {
         self.emit(PullEvent::Done(PullReport { prefill: totals.report, bytes, chunks_resent: self.resent }))?;
         Ok(true)
     }
+}
+
+/// Bytes that are here may come again as a resend, never as news: a piece sent twice would count twice.
+fn duplicate(meta: &ChunkMeta) -> Result<Place, Breach> {
+    if meta.attempt == 0 { Err(Breach::ForeignChunk) } else { Ok(Place::Duplicate) }
 }
 
 /// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side.

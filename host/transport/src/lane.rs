@@ -154,7 +154,10 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
     async fn frame(&mut self) -> Result<(), LaneError> {
         let (frame, len) = self.reader.frame(Stage::Open { chunk: self.chunk }).await?;
         match frame {
-            Frame::Manifest(id, manifest) => self.link.manifest(id, *manifest),
+            Frame::Manifest(id, manifest) => {
+                self.link.manifest(id, *manifest);
+                self.reply(Frame::Ack(id, Part::Manifest));
+            }
             Frame::Chunk(meta) => self.take_chunk(meta, len).await?,
             Frame::Final(id, outcome) => {
                 self.link.finish(id, outcome);

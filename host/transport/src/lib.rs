@@ -33,9 +33,9 @@
 //! | from | frame | fields |
 //! |---|---|---|
 //! | receiver | `Order` | transfer, priority class (0 first), order |
-//! | holder | `Manifest` | transfer, manifest (as JSON text); on every lane before the first chunk of that transfer on it |
+//! | holder | `Manifest` | transfer, manifest (as JSON text); at once on one lane, and on every lane before the first chunk of that transfer on it |
 //! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, XXH3-64 of all these but the attempt and of the payload |
-//! | receiver | `Ack`, `Nack` | transfer, chunk number or the end |
+//! | receiver | `Ack`, `Nack` | transfer; the manifest, a chunk number or the end |
 //! | holder | `Final` | transfer; report and numbers of pieces, chunks and bytes, or an error text |
 //! | receiver | `Cancel` | transfer |
 //! | both | `Ping`, `Pong` | a number, returned as it came |

@@ -21,6 +21,8 @@ const ENDED_KEPT: usize = 1024;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
+    /// Nothing but the manifest, so that the receiver knows what comes while the first piece is computed.
+    Manifest,
     Chunk { head: ChunkHead, payload: Bytes, checksum: Arc<OnceLock<u64>> },
     Final(Outcome),
 }
@@ -256,7 +258,7 @@ impl Session {
             let Some(item) = transfer.ready.pop_front() else { continue };
             transfer.unacked.insert(item.part, (lane, item.clone()));
             let manifest = match &transfer.manifest {
-                Some(manifest) if transfer.announced.insert(lane) => {
+                Some(manifest) if transfer.announced.insert(lane) || item.part == Part::Manifest => {
                     Some(Frame::Manifest(id, Box::new(manifest.clone())))
                 }
                 _ => None,
@@ -298,7 +300,8 @@ impl State {
 
 fn order_of(part: Part) -> u64 {
     match part {
-        Part::Chunk(no) => u64::from(no),
+        Part::Manifest => 0,
+        Part::Chunk(no) => 1 + u64::from(no),
         Part::Final => u64::MAX,
     }
 }
@@ -322,6 +325,7 @@ impl PieceSink for SessionSink {
         self.session.with(self.transfer, |transfer| {
             if transfer.manifest.is_none() {
                 transfer.manifest = Some(manifest);
+                transfer.ready.push_back(Item { part: Part::Manifest, attempt: 0, body: Body::Manifest });
             } else {
                 transfer.misuse = true;
             }

@@ -41,6 +41,8 @@ fn a_broken_lane_gives_back_exactly_what_was_not_acknowledged() {
     let session = session();
     let (one, two) = (session.attach().unwrap(), session.attach().unwrap());
     chunks(&mut transfer(&session, A, 0), 5);
+    assert_eq!(taken(&session, one), Some((A, Part::Manifest, 0)));
+    session.ack(A, Part::Manifest);
     for no in 0..4 {
         assert_eq!(taken(&session, one), Some((A, Part::Chunk(no), 0)));
     }
@@ -77,7 +79,7 @@ fn classes_go_in_strict_order_and_transfers_of_a_class_in_turn() {
     chunks(&mut transfer(&session, B, 1), 2);
     chunks(&mut transfer(&session, urgent, 0), 1);
     let order: Vec<_> = std::iter::from_fn(|| taken(&session, lane)).map(|(id, ..)| id).collect();
-    assert_eq!(order, [urgent, A, B, A, B]);
+    assert_eq!(order, [urgent, urgent, A, B, A, B, A, B], "each its manifest, then its chunks");
 }
 
 #[test]
@@ -87,6 +89,8 @@ fn a_transfer_is_forgotten_once_all_of_it_is_acknowledged() {
     let mut sink = transfer(&session, A, 0);
     chunks(&mut sink, 1);
     session.end(A, Ok(PrefillReport::default()));
+    assert_eq!(taken(&session, lane), Some((A, Part::Manifest, 0)));
+    session.ack(A, Part::Manifest);
     assert_eq!(taken(&session, lane), Some((A, Part::Chunk(0), 0)));
     assert_eq!(taken(&session, lane), Some((A, Part::Final, 0)));
     session.ack(A, Part::Final);
