@@ -85,7 +85,8 @@ pub struct Limits {
     /// Fuel to start and configure an instance off the calling thread: 65 ms of an empty loop.
     pub setup_fuel: u64,
     /// Milliseconds a call on the calling thread may take by the wall clock. Fuel ends it long before; this is for
-    /// what fuel cannot see, such as page faults. The ticker rounds up by one.
+    /// what fuel cannot see, such as page faults. An honest call whose thread is descheduled must survive, and a
+    /// busy machine's scheduler takes a few slices of 4 ms.
     pub inline_deadline_ms: u64,
     /// Milliseconds a caller waits for the slow lane, queueing included.
     pub slow_deadline_ms: u64,
@@ -153,7 +154,7 @@ impl Default for Limits {
             },
             setup_inline_fuel: 400_000,
             setup_fuel: 50_000_000,
-            inline_deadline_ms: 2,
+            inline_deadline_ms: 20,
             slow_deadline_ms: 50,
             setup_deadline_ms: 500,
             memory_bytes: 16 << 20,

@@ -1,0 +1,399 @@
+//! Guests that misbehave: the right fault, in bounded time, and no harm to the next call or the neighbour.
+
+use crate::guests::{CONFIGURED, Guest, LOG, STATE_ADD};
+use crate::support::{
+    Routing, assert_echo, eventually, load, loader, loader_with, misbehave, patient, thread_time,
+};
+use portolan_plugin::{ComponentLoader, Limits};
+use portolan_policy::{Answer, Policy, PolicyFault, RoutingDecision};
+use portolan_ports::PolicyRejection;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const ENDLESS: &str = "(loop $l (br $l)) (unreachable)";
+
+/// Ends `decide` with this decision: discriminant, two words of payload.
+fn answer(discriminant: u32, first: u32, second: u32) -> String {
+    format!(
+        "(i32.store8 (i32.const 1040) (i32.const {discriminant})) (i32.store (i32.const 1044) (i32.const {first}))
+         (i32.store (i32.const 1048) (i32.const {second})) (return (i32.const 1040))"
+    )
+}
+
+fn policy(loader: &ComponentLoader, guest: &Guest) -> Arc<dyn Policy> {
+    load(loader, "mallory", &guest.component()).unwrap()
+}
+
+/// The fault of one misdeed, having checked that the version answers before and after it.
+fn fault_of(guest: &Guest) -> PolicyFault {
+    let loader = loader();
+    let policy = policy(&loader, guest);
+    assert_echo(&*policy);
+    let fault = misbehave(&*policy);
+    assert_echo(&*policy);
+    assert_eq!(misbehave(&*policy), fault, "the second time went otherwise");
+    assert_echo(&*policy);
+    let (_, stats) = loader.stats().versions.pop().unwrap();
+    assert_eq!(stats.faults.get(fault.word()), Some(&2), "{stats:?}");
+    assert_eq!(stats.calls, 5);
+    fault
+}
+
+fn rejection(guest: &Guest) -> PolicyRejection {
+    load(&loader(), "mallory", &guest.component()).err().unwrap()
+}
+
+#[test]
+fn an_endless_loop_runs_out_of_fuel() {
+    assert_eq!(fault_of(&Guest::hostile(ENDLESS)), PolicyFault::OutOfFuel(84_000));
+}
+
+#[test]
+fn an_endless_loop_in_the_allocator_runs_out_of_fuel() {
+    let guest = Guest {
+        realloc: "(if (global.get $armed) (then (loop $l (br $l))))",
+        ..Guest::echo()
+    };
+    let guest = Guest {
+        extra: r#"(global $armed (mut i32) (i32.const 0))"#,
+        configure: format!("(global.set $armed (i32.const 1)) {CONFIGURED}"),
+        ..guest
+    };
+    let loader = loader();
+    let policy = policy(&loader, &guest);
+    assert_eq!(misbehave(&*policy), PolicyFault::OutOfFuel(84_000));
+}
+
+#[test]
+fn an_endless_loop_costs_the_caller_less_than_a_millisecond() {
+    let loader = loader();
+    let totals = [1; 180];
+    let mut worst = Duration::ZERO;
+    for round in 0..5 {
+        // A version that looped is kept off the calling thread, so each round loads another.
+        let deed = format!("(drop (i32.const {round})) {ENDLESS}");
+        let policy = policy(&loader, &Guest::hostile(&deed));
+        let question = Routing::new(1, &totals);
+        let before = thread_time();
+        let answered = question.ask(&*policy);
+        let spent = thread_time() - before;
+        assert_eq!(
+            answered.result,
+            Err(PolicyFault::OutOfFuel(200_000)),
+            "the ceiling"
+        );
+        worst = worst.max(spent);
+    }
+    println!("an endless loop with the largest budget cost the caller {worst:?} of processor time");
+    assert!(worst < Duration::from_millis(1), "{worst:?}");
+}
+
+#[test]
+fn a_version_that_looped_is_kept_off_the_calling_thread() {
+    let loader = loader();
+    let policy = policy(&loader, &Guest::hostile(ENDLESS));
+    misbehave(&*policy);
+    assert!(loader.stats().versions[0].1.is_slow);
+    let before = thread_time();
+    misbehave(&*policy);
+    let spent = thread_time() - before;
+    assert!(
+        spent < Duration::from_micros(200),
+        "{spent:?} on the calling thread"
+    );
+    assert_eq!(loader.stats().versions[0].1.slow_calls, 1);
+}
+
+#[test]
+fn a_trap_is_named_with_its_place() {
+    let fault = fault_of(&Guest::hostile("(call $boom)").with_extra("(func $boom unreachable)"));
+    let PolicyFault::Trap(text) = fault else {
+        panic!("{fault:?}")
+    };
+    assert_eq!(text, "wasm `unreachable` instruction executed in boom");
+}
+
+#[test]
+fn memory_without_end_is_refused_at_the_limit() {
+    let deed = "(loop $more (br_if $more (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) (unreachable)";
+    assert_eq!(
+        fault_of(&Guest::hostile(deed)),
+        PolicyFault::OutOfMemory(16 << 20)
+    );
+}
+
+#[test]
+fn a_guest_that_lives_with_refused_memory_is_heard() {
+    let deed = "(drop (memory.grow (i32.const 60000)))";
+    let loader = loader();
+    let policy = policy(&loader, &Guest::hostile(deed));
+    let answered = Routing::new(1, &[9]).ask(&*policy);
+    assert_eq!(
+        answered.result,
+        Ok(Answer::Routing(RoutingDecision::Scores(vec![9])))
+    );
+}
+
+#[test]
+fn a_table_without_end_is_refused_at_the_limit() {
+    let deed = "(loop $more (br_if $more
+        (i32.ne (table.grow $t (ref.null func) (i32.const 1000)) (i32.const -1)))) (unreachable)";
+    let guest = Guest::hostile(deed).with_extra("(table $t 1 funcref)");
+    assert_eq!(fault_of(&guest).word(), "out-of-memory");
+}
+
+#[test]
+fn deep_recursion_ends_at_the_stack_limit() {
+    let guest = Guest::hostile("(drop (call $deep (i64.const 1) (i64.const 2) (i64.const 3)))").with_extra(
+        "(func $deep (param i64 i64 i64) (result i64) (local i64 i64 i64 i64 i64 i64 i64 i64)
+            (local.set 3 (i64.mul (local.get 0) (i64.const 3))) (local.set 4 (i64.mul (local.get 1) (i64.const 5)))
+            (local.set 5 (i64.mul (local.get 2) (i64.const 7))) (local.set 6 (i64.xor (local.get 3) (local.get 4)))
+            (local.set 7 (i64.xor (local.get 5) (local.get 4))) (local.set 8 (i64.xor (local.get 3) (local.get 5)))
+            (i64.add (local.get 3) (i64.add (local.get 4) (i64.add (local.get 5) (i64.add (local.get 6)
+                (i64.add (local.get 7) (i64.add (local.get 8)
+                    (call $deep (local.get 6) (local.get 7) (local.get 8)))))))))",
+    );
+    let fault = fault_of(&guest);
+    assert!(
+        matches!(&fault, PolicyFault::Trap(text) if text.contains("call stack exhausted")),
+        "{fault:?}"
+    );
+}
+
+#[test]
+fn answers_of_the_wrong_length_are_refused_with_numbers() {
+    for length in [0, 63, 65] {
+        let fault = fault_of(&Guest::hostile(&answer(0, 2048, length)));
+        let PolicyFault::BadAnswer(text) = fault else {
+            panic!("{fault:?}")
+        };
+        assert_eq!(
+            text,
+            format!("{length} scores instead of 64 (one for each route)")
+        );
+    }
+}
+
+#[test]
+fn answers_that_are_not_there_are_refused() {
+    for (what, deed) in [
+        ("a list beyond memory", answer(0, 0xffff_fff0, 64)),
+        ("a misaligned list", answer(0, 2049, 64)),
+        ("a decision of no known kind", answer(9, 0, 0)),
+        (
+            "a decision beyond memory",
+            "(return (i32.const 0x7fff0000))".into(),
+        ),
+        ("a reason beyond memory", answer(2, 0x7fff_0000, 10)),
+    ] {
+        let fault = fault_of(&Guest::hostile(&deed));
+        assert!(matches!(fault, PolicyFault::BadAnswer(_)), "{what}: {fault:?}");
+    }
+}
+
+#[test]
+fn a_million_scores_are_not_copied() {
+    let guest = Guest {
+        pages: 70,
+        ..Guest::hostile(&answer(0, 8, 1_000_000))
+    };
+    let fault = fault_of(&guest);
+    assert!(
+        matches!(&fault, PolicyFault::BadAnswer(text) if text.contains("too much data")),
+        "{fault:?}"
+    );
+}
+
+#[test]
+fn a_reason_that_is_not_text_is_refused() {
+    let deed = format!(
+        "(i32.store (i32.const 2048) (i32.const 0x80fffeff)) {}",
+        answer(2, 2048, 4)
+    );
+    let fault = fault_of(&Guest::hostile(&deed));
+    assert!(
+        matches!(&fault, PolicyFault::BadAnswer(text) if text.contains("utf-8")),
+        "{fault:?}"
+    );
+}
+
+#[test]
+fn a_long_reason_is_cut_and_a_long_deferral_shortened() {
+    let loader = loader();
+    let fill = "(memory.fill (i32.const 2048) (i32.const 120) (i32.const 5000))";
+    let long = policy(
+        &loader,
+        &Guest::hostile(&format!("{fill} {}", answer(2, 2048, 5000))),
+    );
+    let refused = Routing::new(1, &[1]).ask(&*long).result;
+    assert_eq!(
+        refused,
+        Ok(Answer::Routing(RoutingDecision::Refuse("x".repeat(512))))
+    );
+    let late = policy(&loader, &Guest::hostile(&answer(1, u32::MAX, 0)));
+    let deferred = Routing::new(1, &[1]).ask(&*late).result;
+    assert_eq!(deferred, Ok(Answer::Routing(RoutingDecision::Defer(60_000))));
+}
+
+#[test]
+fn a_flood_of_log_lines_is_paid_for_in_fuel() {
+    let deed = "(loop $l (call $log (i32.const 1) (i32.const 1024) (i32.const 16)) (br $l))";
+    let guest = Guest {
+        imports: LOG,
+        ..Guest::hostile(deed)
+    };
+    assert_eq!(fault_of(&guest), PolicyFault::OutOfFuel(84_000));
+}
+
+#[test]
+fn a_host_call_with_a_bad_pointer_traps_the_guest_only() {
+    let deed = "(call $log (i32.const 1) (i32.const 0x7fff0000) (i32.const 16))";
+    let guest = Guest {
+        imports: LOG,
+        ..Guest::hostile(deed)
+    };
+    let fault = fault_of(&guest);
+    assert!(
+        matches!(fault, PolicyFault::BadAnswer(_) | PolicyFault::Trap(_)),
+        "{fault:?}"
+    );
+}
+
+#[test]
+fn a_loop_before_the_first_call_is_found_when_loading() {
+    let start = Guest::echo().with_extra("(func $s (loop $l (br $l))) (start $s)");
+    let configure = Guest {
+        configure: ENDLESS.into(),
+        ..Guest::echo()
+    };
+    let trap = Guest {
+        configure: "unreachable".into(),
+        ..Guest::echo()
+    };
+    for (guest, code, phrase) in [
+        (start, "cannot-start", "used up its budget of 50000000 fuel"),
+        (
+            configure,
+            "configure-failed",
+            "used up its budget of 50000000 fuel",
+        ),
+        (trap, "configure-failed", "unreachable"),
+    ] {
+        let PolicyRejection(report) = rejection(&guest);
+        let finding = report.findings.last().unwrap();
+        assert_eq!(finding.code, code);
+        assert!(finding.message.contains(phrase), "{}", finding.message);
+    }
+}
+
+#[test]
+fn a_configure_that_loops_later_costs_a_call_less_than_a_millisecond() {
+    // The state outlives instances: the first is configured at once, later ones loop.
+    let configure = format!(
+        "(if (i64.gt_u (call $add (i32.const 1024) (i32.const 1) (i64.const 1)) (i64.const 1))
+            (then (loop $l (br $l)))) {CONFIGURED}"
+    );
+    let guest = Guest {
+        imports: STATE_ADD,
+        configure,
+        ..Guest::echo()
+    };
+    let loader = loader();
+    let policy = policy(&loader, &guest);
+    assert_echo(&*policy);
+    let question = Routing::new(0, &[1]);
+    let before = thread_time();
+    let answered = question.ask(&*policy);
+    let spent = thread_time() - before;
+    println!("an endless loop in configure cost a caller {spent:?} of processor time");
+    assert_eq!(answered.result, Err(PolicyFault::OutOfFuel(400_000)));
+    assert!(spent < Duration::from_micros(1_500), "{spent:?}");
+}
+
+#[test]
+fn the_clock_ends_what_fuel_does_not() {
+    let limits = Limits {
+        inline_deadline_ms: 5,
+        setup_deadline_ms: 10_000,
+        ..patient()
+    };
+    let mut generous = limits;
+    generous.inline_call.base = u64::MAX / 4;
+    generous.inline_call.ceiling = u64::MAX / 4;
+    let loader = loader_with(generous);
+    let policy = policy(&loader, &Guest::hostile(ENDLESS));
+    assert_eq!(misbehave(&*policy), PolicyFault::TimedOut(5));
+    assert_echo(&*policy);
+}
+
+#[test]
+fn a_tenants_worst_policy_leaves_the_neighbour_alone() {
+    let loader = loader();
+    let neighbour = load(&loader, "alice", &Guest::echo().component()).unwrap();
+    let deeds = [
+        ENDLESS,
+        "unreachable",
+        "(drop (memory.grow (i32.const 200))) (unreachable)",
+    ];
+    let hostile: Vec<_> = deeds
+        .iter()
+        .map(|deed| policy(&loader, &Guest::hostile(deed)))
+        .collect();
+    let over = AtomicBool::new(false);
+    let asked = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut asked = 0_u32;
+            while !over.load(Ordering::Relaxed) || asked < 100 {
+                assert_echo(&*neighbour);
+                asked += 1;
+            }
+            asked
+        });
+        for _ in 0..100 {
+            hostile.iter().for_each(|policy| drop(misbehave(&**policy)));
+        }
+        over.store(true, Ordering::Relaxed);
+        asking.join().unwrap()
+    });
+    println!("the neighbour was answered {asked} times meanwhile");
+    let all = loader.stats().versions;
+    let (_, stats) = all
+        .iter()
+        .find(|(key, _)| key.scope == crate::support::tenant("alice"))
+        .unwrap();
+    assert!(stats.faults.is_empty(), "{stats:?}");
+    drop((neighbour, hostile));
+    eventually("every instance is gone", || loader.stats().live_instances == 0);
+}
+
+#[test]
+fn calls_beyond_a_full_lane_are_answered_saturated() {
+    let limits = Limits {
+        slow_threads: 1,
+        slow_queue_per_scope: 1,
+        slow_queue: 1,
+        inline_calls_per_tenant: 0,
+        setup_deadline_ms: 10_000,
+        ..patient()
+    };
+    let mut slow = limits;
+    slow.slow_deadline_ms = 300;
+    slow.inline_call.base = u64::MAX / 4;
+    slow.inline_call.ceiling = u64::MAX / 4;
+    let loader = loader_with(slow);
+    let policy = policy(&loader, &Guest::hostile(ENDLESS));
+    let words = std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| misbehave(&*policy).word()))
+            .collect();
+        calls
+            .into_iter()
+            .map(|call| call.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    assert!(
+        words.contains(&"saturated") && words.contains(&"timed-out"),
+        "{words:?}"
+    );
+}

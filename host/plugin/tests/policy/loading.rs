@@ -1,0 +1,145 @@
+//! Loading: compiled artefacts, reloads under load, what is counted.
+
+use crate::guests::Guest;
+use crate::support::{Routing, assert_echo, binding, eventually, load, loader, tenant};
+use portolan_plugin::{ComponentizeError, componentize};
+use portolan_policy::{Policy, QuestionKind};
+use portolan_ports::PolicyLoader;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+#[test]
+fn a_sealed_artefact_saves_compiling_and_a_damaged_one_does_not() {
+    let loader = loader();
+    let component = Guest::echo().component();
+    let sealed = loader.compile(&component).unwrap();
+    let bound = binding(tenant("t"), QuestionKind::Routing, &component);
+    assert_echo(&*loader.load(&bound, &component, Some(&sealed)).unwrap());
+    let stats = loader.stats();
+    assert_eq!(
+        (stats.compiled, stats.artefacts_used, stats.artefacts_refused),
+        (1, 1, 0)
+    );
+
+    let mut damaged = sealed.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    assert_echo(&*loader.load(&bound, &component, Some(&damaged)).unwrap());
+    let other = Guest::hostile("nop").component();
+    let other_bound = binding(tenant("t"), QuestionKind::Routing, &other);
+    assert_echo(&*loader.load(&other_bound, &other, Some(&sealed)).unwrap());
+    assert_echo(&*loader.load(&bound, &component, Some(b"nonsense")).unwrap());
+    let stats = loader.stats();
+    assert_eq!(
+        (stats.compiled, stats.artefacts_used, stats.artefacts_refused),
+        (4, 1, 3)
+    );
+}
+
+#[test]
+fn the_bytes_must_be_those_of_the_bound_version() {
+    let component = Guest::echo().component();
+    let mut bound = binding(tenant("t"), QuestionKind::Routing, &component);
+    bound.version = "0".repeat(64);
+    let report = loader().load(&bound, &component, None).err().unwrap().0;
+    assert_eq!(report.findings.last().unwrap().code, "other-version");
+}
+
+#[test]
+fn instances_are_made_ahead_of_calls() {
+    let loader = loader();
+    let policy = load(&loader, "t", &Guest::echo().component()).unwrap();
+    let live = || loader.stats().versions[0].1.live_instances;
+    eventually("four instances are ready", || live() == 4);
+    for _ in 0..2 {
+        assert_echo(&*policy);
+    }
+    let (key, stats) = loader.stats().versions.pop().unwrap();
+    assert_eq!(
+        (key.scope, key.question, key.policy.as_str()),
+        (tenant("t"), QuestionKind::Routing, "test")
+    );
+    assert_eq!((stats.calls, stats.made_inline, stats.is_slow), (2, 0, false));
+    assert!(stats.fuel > 0 && stats.made_ahead >= 3);
+    eventually("the queue is full again", || live() == 4);
+}
+
+#[test]
+fn calls_outrunning_the_queue_make_their_own_instances() {
+    let loader = loader();
+    let policy = load(&loader, "t", &Guest::echo().component()).unwrap();
+    (0..2_000).for_each(|_| assert_echo(&*policy));
+    let (_, stats) = loader.stats().versions.pop().unwrap();
+    println!(
+        "of 2000 calls in a row, {} made their own instance",
+        stats.made_inline
+    );
+    assert!(stats.faults.is_empty(), "{stats:?}");
+}
+
+#[test]
+fn reloading_under_load_drops_no_call_and_leaks_no_instance() {
+    let loader = loader();
+    let component = Guest::echo().component();
+    let sealed = loader.compile(&component).unwrap();
+    let bound = binding(tenant("t"), QuestionKind::Routing, &component);
+    let reload = || loader.load(&bound, &component, Some(&sealed)).unwrap();
+    let active: Mutex<Arc<dyn Policy>> = Mutex::new(reload());
+    let (over, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+    let question = Routing::new(0, &[3, 1, 2]);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let policy = active.lock().unwrap().clone();
+                    let answered = question.ask(&*policy);
+                    assert!(answered.result.is_ok(), "{answered:?}");
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..200 {
+            *active.lock().unwrap() = reload();
+            let until = asked.load(Ordering::Relaxed) + 2;
+            eventually(&format!("calls on version {round}"), || {
+                asked.load(Ordering::Relaxed) >= until
+            });
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    println!("200 reloads under {} calls", asked.load(Ordering::Relaxed));
+    assert_eq!(loader.stats().compiled, 1, "a reload compiled");
+    drop(active);
+    eventually("every instance is gone", || loader.stats().live_instances == 0);
+    eventually("every version is forgotten", || {
+        loader.stats().versions.is_empty()
+    });
+    eventually("the pool is empty", || {
+        loader.stats().pool_core_instances.unwrap_or(0) == 0
+    });
+}
+
+#[test]
+fn a_policy_outlives_its_loader() {
+    let policy = load(&loader(), "t", &Guest::echo().component()).unwrap();
+    assert_echo(&*policy);
+}
+
+#[test]
+fn componentize_says_what_is_wrong() {
+    assert!(matches!(
+        componentize(&Guest::echo().component()),
+        Err(ComponentizeError::AlreadyComponent)
+    ));
+    let bare = wat::parse_str("(module)").unwrap();
+    assert!(matches!(componentize(&bare), Err(ComponentizeError::NoMetadata)));
+    let guest = Guest {
+        imports: r#"(import "env" "now" (func $now))"#,
+        ..Guest::hostile("(call $now)")
+    };
+    let error = componentize(&guest.core_module()).unwrap_err();
+    assert!(
+        matches!(&error, ComponentizeError::Encode(why) if why.contains("env")),
+        "{error}"
+    );
+    assert!(matches!(componentize(b"text"), Err(ComponentizeError::Encode(_))));
+}
