@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::mpsc as queue;
 use std::time::Instant;
 use tokio::sync::{broadcast, mpsc, oneshot};
-use worker::{Job, Worker};
+use worker::{Job, Worker, contained};
 
 /// Prompt tokens of the first measurement: enough to take the path that prefill takes, a quarter of its piece, so
 /// that starting several instances of a small model takes a second together.
@@ -95,7 +95,7 @@ impl NativeInstance {
             decode_slots: config.decode_slots,
         };
         let meter = Arc::new(Meter::new());
-        warm_up(&model, &meter)?;
+        contained(|| warm_up(&model, &meter))?;
         let cache = Cache::new(config.pool, layout);
         let shared = Arc::new(Shared {
             model,

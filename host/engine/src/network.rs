@@ -28,7 +28,13 @@ pub(crate) enum ForwardError {
     State(usize),
     /// The tensor library failed.
     #[error("the tensor library failed")]
-    Tensor(#[from] candle_core::Error),
+    Tensor(#[source] Box<candle_core::Error>),
+}
+
+impl From<candle_core::Error> for ForwardError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Tensor(Box::new(error))
+    }
 }
 
 /// A token mixer.

@@ -7,6 +7,7 @@ mod template;
 use crate::load::LoadError;
 use bytes::TokenBytes;
 use portolan_ports::{ChatMessage, TextError, TextModel, TextStream};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use stream::ByteStream;
@@ -22,6 +23,8 @@ pub(crate) struct TextParts {
     pub(crate) bos: Option<String>,
     /// The end-of-text token.
     pub(crate) eos: Option<String>,
+    /// Tokens that steer and are never part of a text.
+    pub(crate) silent: HashSet<u32>,
     /// Tokens that end an answer, in any order, doubles allowed.
     pub(crate) stop_ids: Vec<u32>,
 }
@@ -42,10 +45,11 @@ impl ModelText {
         template_file: &Path,
         parts: TextParts,
     ) -> Result<Self, LoadError> {
-        let token_bytes = TokenBytes::of(&parts.tokenizer).map_err(|reason| LoadError::Tokenizer {
-            path: tokenizer_file.to_owned(),
-            reason: reason.to_string(),
-        })?;
+        let token_bytes =
+            TokenBytes::of(&parts.tokenizer, &parts.silent).map_err(|reason| LoadError::Tokenizer {
+                path: tokenizer_file.to_owned(),
+                reason: reason.to_string(),
+            })?;
         let compile = |source: String| {
             ChatTemplate::compile(source, parts.bos.as_deref(), parts.eos.as_deref()).map_err(|e| {
                 LoadError::Template {

@@ -17,6 +17,9 @@ pub(crate) fn check_prompt(model: &LoadedModel, prompt: &[u32], max_tokens: u32)
             "token {token} at position {at} is not below the vocabulary's {vocabulary}"
         ));
     }
+    if max_tokens == 0 {
+        return bad("max_tokens is 0; at least 1 is needed".to_owned());
+    }
     let wanted = prompt.len() as u64 + u64::from(max_tokens);
     if wanted > u64::from(context) {
         let prompt = prompt.len();
@@ -44,9 +47,6 @@ pub(super) fn check_prefill(shared: &Shared, job: &PrefillJob) -> Result<(), Eng
 pub(super) fn check_decode(shared: &Shared, job: &DecodeJob) -> Result<(), EngineError> {
     check_role(shared, Role::decodes, "decode")?;
     check_prompt(&shared.model, &job.prompt, job.max_tokens)?;
-    if job.max_tokens == 0 {
-        return bad("max_tokens is 0; at least 1 is needed".to_owned());
-    }
     let sampling = job.sampling;
     if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
         return bad(format!(

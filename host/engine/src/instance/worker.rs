@@ -135,9 +135,9 @@ impl Worker {
     }
 }
 
-/// Runs one turn; a panic in it fails the job and not the instance. The job's state is dropped with it, and the pool
-/// is locked only around its own operations, so nothing half-changed stays behind.
-fn contained<T>(turn: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+/// Runs one turn; a panic in it becomes an error of the job and does not reach the instance. The job's state is dropped
+/// with it, and the pool is locked only around its own operations, so nothing half-changed stays behind.
+pub(super) fn contained<T>(turn: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
     catch_unwind(AssertUnwindSafe(turn)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text

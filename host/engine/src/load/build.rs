@@ -6,7 +6,7 @@ use crate::kernel::linear::Linear;
 use crate::kernel::rope::Rope;
 use crate::network::attention::Attention;
 use crate::network::config::{
-    AttentionConfig, DeltaNetConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, QkNorm,
+    AttentionConfig, DeltaNetConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm,
 };
 use crate::network::delta_net::DeltaNet;
 use crate::network::mlp::Mlp;
@@ -16,7 +16,7 @@ use std::path::Path;
 /// Where the language model's tensors begin: alone, or inside a checkpoint that also sees images.
 const PREFIXES: [&str; 2] = ["model.", "model.language_model."];
 
-/// Reads every tensor that `config` asks for. Without a matrix of its own for the logits, the embedding serves.
+/// Reads every tensor that `config` asks for.
 pub(super) fn build(path: &Path, config: NetworkConfig, weights: &dyn Weights) -> Result<Network, LoadError> {
     let embedding_name = |prefix: &&str| weights.has(&format!("{prefix}embed_tokens.weight"));
     let prefix = PREFIXES.into_iter().find(embedding_name).unwrap_or(PREFIXES[0]);
@@ -30,9 +30,11 @@ pub(super) fn build(path: &Path, config: NetworkConfig, weights: &dyn Weights) -
         config.vocabulary,
         config.hidden,
     )?;
-    let head = match weights.has("lm_head.weight") {
-        true => builder.linear("lm_head.weight", config.vocabulary, config.hidden)?,
-        false => embedding.clone(),
+    let own_head = || builder.linear("lm_head.weight", config.vocabulary, config.hidden);
+    let head = match config.head {
+        OutputHead::Own => own_head()?,
+        OutputHead::OwnIfPresent if weights.has("lm_head.weight") => own_head()?,
+        OutputHead::OwnIfPresent | OutputHead::Embedding => embedding.clone(),
     };
     let layers = config
         .layers
@@ -156,7 +158,7 @@ impl Builder<'_> {
         LoadError::Tensor {
             path: self.path.to_owned(),
             name: name.to_owned(),
-            source,
+            source: Box::new(source),
         }
     }
 }

@@ -64,7 +64,7 @@ pub enum LoadError {
         name: String,
         /// Why.
         #[source]
-        source: candle_core::Error,
+        source: Box<candle_core::Error>,
     },
     /// The tokenizer cannot be used.
     #[error("{}: the tokenizer cannot be used: {reason}", .path.display())]

@@ -73,17 +73,21 @@ fn text(folder: &Path, config: &Value) -> Result<ModelText, LoadError> {
     } else {
         folder.join("tokenizer_config.json")
     };
-    ModelText::new(
-        &tokenizer_path,
-        &template_path,
-        TextParts {
-            tokenizer,
-            template,
-            bos,
-            eos,
-            stop_ids,
-        },
-    )
+    let added = tokenizer.get_added_tokens_decoder();
+    let silent = added
+        .iter()
+        .filter(|(_, token)| token.special)
+        .map(|(id, _)| *id)
+        .collect();
+    let parts = TextParts {
+        tokenizer,
+        template,
+        bos,
+        eos,
+        silent,
+        stop_ids,
+    };
+    ModelText::new(&tokenizer_path, &template_path, parts)
 }
 
 /// One template, or the one named `default` of several.

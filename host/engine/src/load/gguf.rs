@@ -4,12 +4,13 @@ use super::weights::Gguf;
 use super::{LoadError, LoadedModel, build};
 use crate::kernel::rope::RopePairs;
 use crate::network::config::{
-    AttentionConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, QkNorm, RopeConfig,
+    AttentionConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm, RopeConfig,
 };
 use crate::text::{ModelText, TextParts};
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -105,33 +106,15 @@ impl Metadata<'_> {
 }
 
 fn config(meta: &Metadata<'_>) -> Result<NetworkConfig, LoadError> {
-    let architecture = meta.text("general.architecture")?.unwrap_or("(none)");
-    if architecture != "llama" {
-        let problem = format!("is {architecture:?}; only \"llama\" is supported in GGUF files");
-        return Err(meta.problem("general.architecture", &problem));
-    }
-    let scaling = meta.text("llama.rope.scaling.type")?.unwrap_or("none");
-    if scaling != "none" || meta.content.tensor_infos.contains_key("rope_freqs.weight") {
-        return Err(meta.problem(
-            "llama.rope.scaling.type",
-            "asks for a scaled rotary embedding, which is not supported",
-        ));
-    }
+    check_supported(meta)?;
     let hidden = meta.required("llama.embedding_length")?;
-    let heads = meta.required("llama.attention.head_count")?;
-    let kv_heads = meta.count("llama.attention.head_count_kv")?.unwrap_or(heads);
-    if heads % kv_heads != 0 || hidden % heads != 0 {
-        let problem =
-            format!("is {kv_heads}; it must divide {heads} heads, and they the {hidden} values of a token");
-        return Err(meta.problem("llama.attention.head_count_kv", &problem));
-    }
-    let head_dim = meta
-        .count("llama.attention.key_length")?
-        .unwrap_or(hidden / heads);
-    let rope_width = meta.count("llama.rope.dimension_count")?.unwrap_or(head_dim);
-    if rope_width > head_dim || rope_width % 2 != 0 {
-        let problem = format!("is {rope_width}; it must be even and at most the head's {head_dim}");
-        return Err(meta.problem("llama.rope.dimension_count", &problem));
+    let attention = attention(meta, hidden)?;
+    let layers = meta.required("llama.block_count")?;
+    if layers > usize::from(u16::MAX) {
+        return Err(meta.problem(
+            "llama.block_count",
+            "is larger than any model's; the file is damaged",
+        ));
     }
     let epsilon = "llama.attention.layer_norm_rms_epsilon";
     Ok(NetworkConfig {
@@ -143,20 +126,69 @@ fn config(meta: &Metadata<'_>) -> Result<NetworkConfig, LoadError> {
             .number(epsilon)?
             .ok_or_else(|| meta.problem(epsilon, "is missing"))?,
         norm_weight: NormWeight::Plain,
-        rope: RopeConfig {
-            theta: meta.number("llama.rope.freq_base")?.unwrap_or(DEFAULT_ROPE_BASE),
-            width: rope_width,
-            pairs: RopePairs::Adjacent,
-        },
-        attention: AttentionConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            qk_norm: QkNorm::Absent,
-            gate: OutputGate::Absent,
-        },
+        head: OutputHead::OwnIfPresent,
+        rope: rope(meta, attention.head_dim)?,
+        attention,
         delta_net: None,
-        layers: vec![LayerKind::Attention; meta.required("llama.block_count")?.min(usize::from(u16::MAX))],
+        layers: vec![LayerKind::Attention; layers],
+    })
+}
+
+/// Refuses what the forward pass does not compute.
+fn check_supported(meta: &Metadata<'_>) -> Result<(), LoadError> {
+    let architecture = meta.text("general.architecture")?.unwrap_or("(none)");
+    if architecture != "llama" {
+        let problem = format!("is {architecture:?}; only \"llama\" is supported in GGUF files");
+        return Err(meta.problem("general.architecture", &problem));
+    }
+    let tensors = &meta.content.tensor_infos;
+    let scaling = meta.text("llama.rope.scaling.type")?.unwrap_or("none");
+    if scaling != "none" || tensors.contains_key("rope_freqs.weight") {
+        let problem = "asks for a scaled rotary embedding, which is not supported";
+        return Err(meta.problem("llama.rope.scaling.type", problem));
+    }
+    if let Some(name) = tensors.keys().find(|name| name.ends_with(".bias")) {
+        return Err(meta.problem(name, "is a bias; projections with a bias are not supported"));
+    }
+    Ok(())
+}
+
+fn attention(meta: &Metadata<'_>, hidden: usize) -> Result<AttentionConfig, LoadError> {
+    let heads = meta.required("llama.attention.head_count")?;
+    let kv_heads = meta.count("llama.attention.head_count_kv")?.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) || !hidden.is_multiple_of(heads) {
+        let problem =
+            format!("is {kv_heads}; it must divide {heads} heads, and they the {hidden} values of a token");
+        return Err(meta.problem("llama.attention.head_count_kv", &problem));
+    }
+    let head_dim = meta
+        .count("llama.attention.key_length")?
+        .unwrap_or(hidden / heads);
+    let value_dim = meta.count("llama.attention.value_length")?.unwrap_or(head_dim);
+    if value_dim != head_dim {
+        let problem = format!("is {value_dim}; it must equal the width of a key, {head_dim}");
+        return Err(meta.problem("llama.attention.value_length", &problem));
+    }
+    Ok(AttentionConfig {
+        heads,
+        kv_heads,
+        head_dim,
+        qk_norm: QkNorm::Absent,
+        gate: OutputGate::Absent,
+    })
+}
+
+fn rope(meta: &Metadata<'_>, head_dim: usize) -> Result<RopeConfig, LoadError> {
+    let width = meta.count("llama.rope.dimension_count")?.unwrap_or(head_dim);
+    if width > head_dim || !width.is_multiple_of(2) {
+        let problem = format!("is {width}; it must be even and at most the head's {head_dim}");
+        return Err(meta.problem("llama.rope.dimension_count", &problem));
+    }
+    let theta = meta.number("llama.rope.freq_base")?.unwrap_or(DEFAULT_ROPE_BASE);
+    Ok(RopeConfig {
+        theta,
+        width,
+        pairs: RopePairs::Adjacent,
     })
 }
 
@@ -185,10 +217,29 @@ fn text(meta: &Metadata<'_>) -> Result<ModelText, LoadError> {
         template: meta.text("tokenizer.chat_template")?.map(str::to_owned),
         bos: name(bos),
         eos: name(eos),
+        silent: control_tokens(meta),
         stop_ids: eos.into_iter().chain(end_of_turn).collect(),
         tokenizer,
     };
     ModelText::new(meta.path, meta.path, parts)
+}
+
+/// Tokens of the kinds "unknown" and "control". Tokens that a user defined are text, though they are never cut.
+fn control_tokens(meta: &Metadata<'_>) -> HashSet<u32> {
+    let kinds = match meta.get("tokenizer.ggml.token_type") {
+        Some(Value::Array(kinds)) => kinds.as_slice(),
+        _ => &[],
+    };
+    let controls = |kind: &Value| match kind {
+        Value::I32(kind) => matches!(kind, 2 | 3),
+        Value::U32(kind) => matches!(kind, 2 | 3),
+        _ => false,
+    };
+    (0..)
+        .zip(kinds)
+        .filter(|(_, kind)| controls(kind))
+        .map(|(id, _)| id)
+        .collect()
 }
 
 /// How text is cut before byte pairs are merged, by the name GGUF gives it; `None` where the tokenizer built from

@@ -3,7 +3,8 @@
 use super::LoadError;
 use crate::kernel::rope::RopePairs;
 use crate::network::config::{
-    AttentionConfig, DeltaNetConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, QkNorm, RopeConfig,
+    AttentionConfig, DeltaNetConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm,
+    RopeConfig,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -21,6 +22,7 @@ struct Config {
     architectures: Vec<String>,
     /// The language model's part of a checkpoint that also sees images.
     text_config: Option<Value>,
+    tie_word_embeddings: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -39,6 +41,7 @@ struct TextConfig {
     #[serde(default)]
     use_sliding_window: bool,
     hidden_act: String,
+    tie_word_embeddings: Option<bool>,
     rope_theta: Option<f32>,
     partial_rotary_factor: Option<f32>,
     rope_parameters: Option<RopeParameters>,
@@ -112,6 +115,10 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
         norm_weight: match architecture {
             Architecture::Qwen3 => NormWeight::Plain,
             Architecture::Qwen35 => NormWeight::OffsetByOne,
+        },
+        head: match config.tie_word_embeddings.or(outer.tie_word_embeddings) {
+            Some(true) => OutputHead::Embedding,
+            Some(false) | None => OutputHead::Own,
         },
         rope: check.rope(&config, attention.head_dim)?,
         attention,
@@ -226,7 +233,7 @@ impl Check<'_> {
     ) -> Result<AttentionConfig, LoadError> {
         let heads = self.positive("num_attention_heads", config.num_attention_heads)?;
         let kv_heads = self.positive("num_key_value_heads", config.num_key_value_heads)?;
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             let problem = format!("is {kv_heads}; it must divide the {heads} attention heads");
             return Err(self.setting("num_key_value_heads", problem));
         }
@@ -255,7 +262,7 @@ impl Check<'_> {
             .or(config.partial_rotary_factor)
             .unwrap_or(1.0);
         let width = (head_dim as f32 * factor) as usize;
-        if width == 0 || width > head_dim || width % 2 != 0 {
+        if width == 0 || width > head_dim || !width.is_multiple_of(2) {
             let problem = format!("is {factor}; it must make an even part of a head of {head_dim}");
             return Err(self.setting("partial_rotary_factor", problem));
         }
@@ -269,7 +276,7 @@ impl Check<'_> {
     fn delta_net(&self, config: &TextConfig) -> Result<DeltaNetConfig, LoadError> {
         let key_heads = self.required("linear_num_key_heads", config.linear_num_key_heads)?;
         let value_heads = self.required("linear_num_value_heads", config.linear_num_value_heads)?;
-        if value_heads % key_heads != 0 {
+        if !value_heads.is_multiple_of(key_heads) {
             let problem = format!("is {value_heads}; it must be a multiple of the {key_heads} key heads");
             return Err(self.setting("linear_num_value_heads", problem));
         }

@@ -96,7 +96,7 @@ impl Weights for Gguf<'_> {
             .map_err(|source| LoadError::Tensor {
                 path: self.path.to_owned(),
                 name: name.clone(),
-                source,
+                source: Box::new(source),
             })?;
         checked(self.path, &name, &tensor, shape)
     }
@@ -115,7 +115,7 @@ fn checked(path: &Path, name: &str, tensor: &Tensor, shape: &[usize]) -> Result<
     convert.map_err(|source| LoadError::Tensor {
         path: path.to_owned(),
         name: name.to_owned(),
-        source,
+        source: Box::new(source),
     })
 }
 

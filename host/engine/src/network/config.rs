@@ -29,6 +29,17 @@ pub(crate) enum OutputGate {
     Sigmoid,
 }
 
+/// Which matrix makes the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputHead {
+    /// One of its own.
+    Own,
+    /// The embedding.
+    Embedding,
+    /// One of its own where the weights have it, else the embedding: GGUF does not say which.
+    OwnIfPresent,
+}
+
 /// What mixes the tokens of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerKind {
@@ -84,6 +95,7 @@ pub(crate) struct NetworkConfig {
     pub(crate) context: usize,
     pub(crate) norm_epsilon: f32,
     pub(crate) norm_weight: NormWeight,
+    pub(crate) head: OutputHead,
     pub(crate) rope: RopeConfig,
     pub(crate) attention: AttentionConfig,
     /// Present when any layer is of [`LayerKind::DeltaNet`].

@@ -149,7 +149,7 @@ fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
 fn to_bytes<'a>(parts: impl IntoIterator<Item = &'a [f32]>) -> Bytes {
     let mut out = Vec::new();
     for part in parts {
-        out.reserve(part.len() * size_of::<f32>());
+        out.reserve(size_of_val(part));
         for value in part {
             out.extend_from_slice(&value.to_le_bytes());
         }

@@ -1,6 +1,6 @@
 //! The bytes behind each token of a byte-level tokenizer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use tokenizers::{DecoderWrapper, Tokenizer};
 
 /// Why a tokenizer's tokens have no bytes of their own.
@@ -16,8 +16,8 @@ pub(super) enum TokenBytesError {
 pub(super) struct TokenBytes(Vec<Box<[u8]>>);
 
 impl TokenBytes {
-    /// Reads the vocabulary. Special tokens, such as those that end a turn, add nothing.
-    pub(super) fn of(tokenizer: &Tokenizer) -> Result<Self, TokenBytesError> {
+    /// Reads the vocabulary. `silent` tokens, such as those that end a turn, add nothing.
+    pub(super) fn of(tokenizer: &Tokenizer, silent: &HashSet<u32>) -> Result<Self, TokenBytesError> {
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err(TokenBytesError::NotByteLevel);
         }
@@ -27,10 +27,10 @@ impl TokenBytes {
         let size = vocabulary.values().max().map_or(0, |last| *last as usize + 1);
         let mut tokens = vec![Box::default(); size];
         for (text, id) in vocabulary {
-            let bytes: Vec<u8> = match added.get(&id) {
-                Some(token) if token.special => Vec::new(),
-                Some(_) => text.into_bytes(),
-                None => decode(&text, &byte_of),
+            let bytes = match (silent.contains(&id), added.contains_key(&id)) {
+                (true, _) => Vec::new(),
+                (false, true) => text.into_bytes(),
+                (false, false) => decode(&text, &byte_of),
             };
             tokens[id as usize] = bytes.into_boxed_slice();
         }

@@ -14,7 +14,7 @@ const HIDDEN: usize = 64;
 const FEED_FORWARD: usize = 96;
 const LAYERS: usize = 2;
 
-/// The byte alphabet, three merges, and a token that ends a turn.
+/// The byte alphabet, three merges, two control tokens and one that a user defined.
 fn vocabulary() -> Vec<String> {
     let mut spare = 0x100u32..;
     let mut tokens: Vec<String> = (0..=u8::MAX)
@@ -23,7 +23,7 @@ fn vocabulary() -> Vec<String> {
             _ => char::from_u32(spare.next().unwrap()).unwrap().to_string(),
         })
         .collect();
-    tokens.extend(["ab", "Ġab", "12", "<|end|>", "<|begin|>"].map(str::to_owned));
+    tokens.extend(["ab", "Ġab", "12", "<|end|>", "<|begin|>", "<tool>"].map(str::to_owned));
     tokens
 }
 
@@ -37,10 +37,12 @@ fn texts<S: AsRef<str>>(values: impl IntoIterator<Item = S>) -> Value {
 
 fn metadata() -> Vec<(&'static str, Value)> {
     let tokens = vocabulary();
-    let kinds = tokens
-        .iter()
-        .map(|token| Value::U32(if token.starts_with("<|") { 3 } else { 1 }))
-        .collect();
+    let kind = |token: &String| match token.as_str() {
+        "<|end|>" | "<|begin|>" => 3,
+        "<tool>" => 4,
+        _ => 1,
+    };
+    let kinds = tokens.iter().map(|token| Value::U32(kind(token))).collect();
     vec![
         ("general.architecture", text("llama")),
         ("llama.block_count", Value::U32(LAYERS as u32)),
@@ -121,7 +123,7 @@ fn write(folder: &Path, metadata: &[(&str, Value)], tensors: &[(String, QTensor)
 async fn a_gguf_file_is_a_whole_model() {
     let folder = TempDir::new().unwrap();
     let model = Arc::new(load_model(&write(folder.path(), &metadata(), &tensors())).unwrap());
-    assert_eq!((model.vocabulary(), model.context_tokens().0), (261, 512));
+    assert_eq!((model.vocabulary(), model.context_tokens().0), (262, 512));
     let text = model.text();
     // Digits are cut one by one, so "1 2" is never merged.
     assert_eq!(
@@ -129,6 +131,11 @@ async fn a_gguf_file_is_a_whole_model() {
         [256, 257, u32::from(b'1'), u32::from(b'2')]
     );
     assert_eq!(text.encode("ab<|end|>", true).unwrap(), [260, 256, 259]);
+    let mut stream = text.stream();
+    let shown: String = [257, 259, 261, 258]
+        .map(|token| stream.push(token).unwrap())
+        .concat();
+    assert_eq!(shown, " ab<tool>12", "control tokens are not text");
     assert_eq!(text.stop_ids(), [259]);
     let message = ChatMessage {
         role: "user".to_owned(),
@@ -199,6 +206,12 @@ fn faults_of_a_file_are_named() {
         &tensors(),
         &["ffn_gate", "[96, 64]", "[80, 64]"],
     );
+    let mut biased = tensors();
+    biased.push((
+        "blk.0.attn_q.bias".to_owned(),
+        tensor(9, &[HIDDEN], GgmlDType::F32),
+    ));
+    refused(&metadata(), &biased, &["blk.0.attn_q.bias", "not supported"]);
     let mut short = tensors();
     short.retain(|(name, _)| name != "blk.1.attn_k.weight");
     refused(&metadata(), &short, &["blk.1.attn_k.weight"]);

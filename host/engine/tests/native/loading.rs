@@ -106,6 +106,15 @@ fn tensors_that_are_missing_or_of_another_shape_are_named() {
     candle_core::safetensors::save(&tensors, model.path().join("model.safetensors")).unwrap();
     refused(model.path(), &["model.layers.2.mlp.up_proj.weight", "no tensor"]);
     let model = copy();
+    let mut tensors = weights(model.path());
+    tensors.remove("lm_head.weight");
+    candle_core::safetensors::save(&tensors, model.path().join("model.safetensors")).unwrap();
+    refused(model.path(), &["lm_head.weight", "no tensor"]);
+    edit_config(model.path(), |config| {
+        config.insert("tie_word_embeddings".to_owned(), serde_json::json!(true));
+    });
+    load_model(model.path()).unwrap();
+    let model = copy();
     edit_config(model.path(), |config| {
         config.insert("intermediate_size".to_owned(), serde_json::json!(256));
     });

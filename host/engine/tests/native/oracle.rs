@@ -114,7 +114,7 @@ fn generation_without_an_instance_gives_the_same_tokens() {
             let mut heard = Vec::new();
             let max_tokens = case.greedy_ids.len() as u32;
             let generated = generate(&model, &case.prompt_ids, max_tokens, &mut |token| {
-                heard.push(token)
+                heard.push(token);
             })
             .unwrap();
             assert_eq!(generated.tokens, case.greedy_ids, "{name}");
