@@ -52,7 +52,7 @@ pub(super) fn scan(root: &Path) -> Scan {
                 scan.refused.insert(path, error("no-tenant", message, help));
             }
             Ok(kind) if kind.is_symlink() => {
-                drop(scan.odd.insert(path, "a symbolic link: not followed".into()))
+                drop(scan.odd.insert(path, "a symbolic link: not followed".into()));
             }
             _ => {}
         }
