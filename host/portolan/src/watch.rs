@@ -68,7 +68,7 @@ pub enum WatchError {
 
 /// Watches until it is dropped; a file that is being taken at that moment is finished first.
 #[derive(Debug)]
-pub struct FolderWatch {
+pub struct Watch {
     wake: SyncSender<Wake>,
     _notifier: Option<RecommendedWatcher>,
 }
@@ -79,7 +79,7 @@ enum Wake {
     Stop,
 }
 
-impl FolderWatch {
+impl Watch {
     /// Makes `folder` if there is none, and watches it on a thread of its own, as taking a file compiles. Call it
     /// after the desk has restored its bindings.
     pub fn start(folder: PathBuf, desk: Arc<PolicyDesk>, clock: Arc<dyn Clock>) -> Result<Self, WatchError> {
@@ -101,7 +101,7 @@ impl FolderWatch {
     }
 }
 
-impl Drop for FolderWatch {
+impl Drop for Watch {
     fn drop(&mut self) {
         // A full queue or a thread that is gone: either way the thread sees the senders go, at the latest.
         let _ = self.wake.try_send(Wake::Stop);

@@ -277,7 +277,7 @@ fn the_thread_takes_files_that_were_there_and_files_that_come() {
     let root = folder.path().join("policies");
     fs::create_dir_all(root.join("acme")).unwrap();
     fs::write(root.join("acme/cost.wasm"), "ok:1").unwrap();
-    let watch = FolderWatch::start(root.clone(), Arc::clone(&desk), clock).unwrap();
+    let watch = Watch::start(root.clone(), Arc::clone(&desk), clock).unwrap();
     await_binding(&desk, QuestionKind::Cost);
     fs::write(folder.path().join("upload"), "ok:2").unwrap();
     fs::rename(folder.path().join("upload"), root.join("acme/routing.wasm")).unwrap();
@@ -298,7 +298,7 @@ fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let desk = desk(&Arc::new(MemoryStore::new()), Arc::new(HandClock::default()));
     let folder = file.path().join("policies");
-    let error = FolderWatch::start(folder.clone(), desk, Arc::new(HandClock::default())).unwrap_err();
+    let error = Watch::start(folder.clone(), desk, Arc::new(HandClock::default())).unwrap_err();
     assert!(
         matches!(&error, WatchError::Folder { path, .. } if *path == folder),
         "{error}"

@@ -1,5 +1,8 @@
 //! The store against its promises: acknowledged is kept, damaged is told, and it behaves as its model in memory.
-#![allow(clippy::unwrap_used, reason = "helpers of tests are outside the functions that clippy knows as tests")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests are outside the functions that clippy knows as tests"
+)]
 
 mod harness;
 mod kill;
