@@ -50,10 +50,12 @@ impl SizeClass {
 
     /// The class of a component of this size.
     pub const fn of(bytes: usize) -> Self {
-        match bytes {
-            0..=Self::COMPACT_BYTES => Self::Compact,
-            0..=Self::MEDIUM_BYTES => Self::Medium,
-            _ => Self::Large,
+        if bytes <= Self::COMPACT_BYTES {
+            Self::Compact
+        } else if bytes <= Self::MEDIUM_BYTES {
+            Self::Medium
+        } else {
+            Self::Large
         }
     }
 

@@ -5,31 +5,31 @@ use wit_component::{StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
 /// The parts of a guest that tests vary. Everything else is a bump allocator and a `configure` that says yes.
-pub struct Guest {
+pub(crate) struct Guest {
     /// World of the contract.
-    pub world: &'static str,
+    pub(crate) world: &'static str,
     /// Export and signature of the question's function.
-    pub function: &'static str,
+    pub(crate) function: &'static str,
     /// Its body.
-    pub body: String,
+    pub(crate) body: String,
     /// Body of `configure`; parameters 0 and 1 are the configuration's address and length.
-    pub configure: String,
+    pub(crate) configure: String,
     /// Imports, in text.
-    pub imports: &'static str,
+    pub(crate) imports: &'static str,
     /// Anything else in the module.
-    pub extra: &'static str,
+    pub(crate) extra: &'static str,
     /// Initial memory in pages of 64 KiB.
-    pub pages: u32,
+    pub(crate) pages: u32,
     /// Run at the beginning of `cabi_realloc`.
-    pub realloc: &'static str,
+    pub(crate) realloc: &'static str,
 }
 
-pub const CONFIGURED: &str = "(i32.const 1024)";
+pub(crate) const CONFIGURED: &str = "(i32.const 1024)";
 
-pub const LOG: &str = r#"(import "portolan:policy/host@0.1.0" "log" (func $log (param i32 i32 i32)))"#;
-pub const STATE_ADD: &str =
+pub(crate) const LOG: &str = r#"(import "portolan:policy/host@0.1.0" "log" (func $log (param i32 i32 i32)))"#;
+pub(crate) const STATE_ADD: &str =
     r#"(import "portolan:policy/state@0.1.0" "add" (func $add (param i32 i32 i64) (result i64)))"#;
-pub const LABEL_GET: &str =
+pub(crate) const LABEL_GET: &str =
     r#"(import "portolan:policy/labels@0.1.0" "get" (func $label (param i32 i32 i32)))"#;
 
 const DECIDE: &str = r#"(export "portolan:policy/routing-policy@0.1.0#decide")
@@ -97,31 +97,36 @@ impl Guest {
     }
 
     /// A router that scores each route by its cost.
-    pub fn echo() -> Self {
+    pub(crate) fn echo() -> Self {
         Self::new("routing", DECIDE, ECHO)
     }
 
     /// A router that misbehaves when the request's tenant column is 1, and echoes otherwise.
-    pub fn hostile(deed: &str) -> Self {
+    pub(crate) fn hostile(deed: &str) -> Self {
         let body =
             format!("(if (i32.eq (i32.load (local.get $request)) (i32.const 1)) (then {deed}))\n{ECHO}");
         Self::new("routing", DECIDE, &body)
     }
 
+    /// A router that always misbehaves first.
+    pub(crate) fn always(deed: &str) -> Self {
+        Self::new("routing", DECIDE, &format!("{deed}\n{ECHO}"))
+    }
+
     /// A cost policy that knows one thing.
-    pub fn cost() -> Self {
+    pub(crate) fn cost() -> Self {
         Self::new("cost", ESTIMATE, ESTIMATE_PREFILL)
     }
 
     /// A residency policy that lets data compute on site 0, stay on site 1 and nowhere else (of three).
-    pub fn residency() -> Self {
+    pub(crate) fn residency() -> Self {
         let body = "(i32.store (i32.const 1060) (i32.const 0x00000201)) (i32.store (i32.const 1040) (i32.const 1060))
             (i32.store (i32.const 1044) (i32.const 3)) (i32.const 1040)";
         Self::new("residency", PARTITION, body)
     }
 
     /// An invalidation policy that answers an updated model with `below-version` of its new version.
-    pub fn invalidation() -> Self {
+    pub(crate) fn invalidation() -> Self {
         let body = "
             (i32.store (i32.const 1040) (i32.const 1064))
             (i32.store (i32.const 1044) (i32.eqz (local.get $event)))
@@ -133,7 +138,7 @@ impl Guest {
     }
 
     /// The same with more in the module.
-    pub fn with_extra(self, extra: &'static str) -> Self {
+    pub(crate) fn with_extra(self, extra: &'static str) -> Self {
         Self { extra, ..self }
     }
 
@@ -168,7 +173,7 @@ impl Guest {
     }
 
     /// The core module with its metadata, as a guest toolchain leaves it.
-    pub fn core_module(&self) -> Vec<u8> {
+    pub(crate) fn core_module(&self) -> Vec<u8> {
         let mut module = wat::parse_str(self.wat()).unwrap();
         let mut resolve = Resolve::default();
         let package = resolve.push_str("policy.wit", POLICY_WIT).unwrap();
@@ -177,7 +182,7 @@ impl Guest {
         module
     }
 
-    pub fn component(&self) -> Vec<u8> {
+    pub(crate) fn component(&self) -> Vec<u8> {
         componentize(&self.core_module()).unwrap()
     }
 }

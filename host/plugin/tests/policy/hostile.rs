@@ -145,20 +145,22 @@ fn a_table_without_end_is_refused_at_the_limit() {
 
 #[test]
 fn deep_recursion_ends_at_the_stack_limit() {
-    let guest = Guest::hostile("(drop (call $deep (i64.const 1) (i64.const 2) (i64.const 3)))").with_extra(
-        "(func $deep (param i64 i64 i64) (result i64) (local i64 i64 i64 i64 i64 i64 i64 i64)
-            (local.set 3 (i64.mul (local.get 0) (i64.const 3))) (local.set 4 (i64.mul (local.get 1) (i64.const 5)))
-            (local.set 5 (i64.mul (local.get 2) (i64.const 7))) (local.set 6 (i64.xor (local.get 3) (local.get 4)))
-            (local.set 7 (i64.xor (local.get 5) (local.get 4))) (local.set 8 (i64.xor (local.get 3) (local.get 5)))
-            (i64.add (local.get 3) (i64.add (local.get 4) (i64.add (local.get 5) (i64.add (local.get 6)
-                (i64.add (local.get 7) (i64.add (local.get 8)
-                    (call $deep (local.get 6) (local.get 7) (local.get 8)))))))))",
+    // The usual budget is gone before the stack is.
+    let mut limits = patient();
+    limits.inline_call.base = 2_000_000;
+    limits.inline_call.ceiling = 4_000_000;
+    let loader = loader_with(limits);
+    let guest = Guest::hostile("(drop (call $deep (i64.const 1)))").with_extra(
+        "(func $deep (param i64) (result i64)
+            (i64.add (local.get 0) (call $deep (i64.add (local.get 0) (i64.const 1)))))",
     );
-    let fault = fault_of(&guest);
+    let policy = policy(&loader, &guest);
+    let fault = misbehave(&*policy);
     assert!(
         matches!(&fault, PolicyFault::Trap(text) if text.contains("call stack exhausted")),
         "{fault:?}"
     );
+    assert_echo(&*policy);
 }
 
 #[test]
@@ -320,7 +322,7 @@ fn the_clock_ends_what_fuel_does_not() {
     };
     let mut generous = limits;
     generous.inline_call.base = u64::MAX / 4;
-    generous.inline_call.ceiling = u64::MAX / 4;
+    generous.inline_call.ceiling = u64::MAX / 2;
     let loader = loader_with(generous);
     let policy = policy(&loader, &Guest::hostile(ENDLESS));
     assert_eq!(misbehave(&*policy), PolicyFault::TimedOut(5));
@@ -380,7 +382,7 @@ fn calls_beyond_a_full_lane_are_answered_saturated() {
     let mut slow = limits;
     slow.slow_deadline_ms = 300;
     slow.inline_call.base = u64::MAX / 4;
-    slow.inline_call.ceiling = u64::MAX / 4;
+    slow.inline_call.ceiling = u64::MAX / 2;
     let loader = loader_with(slow);
     let policy = policy(&loader, &Guest::hostile(ENDLESS));
     let words = std::thread::scope(|scope| {

@@ -276,7 +276,7 @@ fn too_much_memory_is_refused_with_the_limit() {
 
 #[test]
 fn a_probe_that_traps_is_a_warning_with_the_trap() {
-    let report = check(&Guest::hostile("unreachable").component());
+    let report = check(&Guest::always("unreachable").component());
     let warning = finding(&report, "probe-failed");
     assert!(report.ok);
     assert_eq!(warning.severity, Severity::Warning);
@@ -297,7 +297,7 @@ fn one_that_is_stopped_by_fuel_or_configures_badly_is_told() {
         .component(),
     );
     refused_as(&report, "configure-failed", "budget of 50000000 fuel");
-    let looping = check(&Guest::hostile("(loop $l (br $l))").component());
+    let looping = check(&Guest::always("(loop $l (br $l))").component());
     assert!(
         finding(&looping, "probe-failed")
             .message
@@ -313,7 +313,7 @@ fn state_does_not_make_probes_differ() {
     let report = check(
         &Guest {
             imports: STATE_ADD,
-            ..Guest::hostile(deed)
+            ..Guest::always(deed)
         }
         .component(),
     );

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// A clock that stands still unless it is moved.
 #[derive(Default)]
-pub struct TestClock(pub AtomicU64);
+pub(crate) struct TestClock(pub(crate) AtomicU64);
 
 impl Clock for TestClock {
     fn now(&self) -> Moment {
@@ -23,7 +23,7 @@ impl Clock for TestClock {
 }
 
 /// Limits for a machine that runs other tests at the same time: generous in waiting, the real ones in fuel and space.
-pub fn patient() -> Limits {
+pub(crate) fn patient() -> Limits {
     Limits {
         pool_instances: 64,
         inline_deadline_ms: 2_000,
@@ -33,7 +33,7 @@ pub fn patient() -> Limits {
     }
 }
 
-pub fn loader_with(limits: Limits) -> ComponentLoader {
+pub(crate) fn loader_with(limits: Limits) -> ComponentLoader {
     let config = LoaderConfig {
         limits,
         key: ArtefactKey::from_bytes([7; 32]),
@@ -42,15 +42,15 @@ pub fn loader_with(limits: Limits) -> ComponentLoader {
     ComponentLoader::new(config, Arc::new(TestClock::default())).unwrap()
 }
 
-pub fn loader() -> ComponentLoader {
+pub(crate) fn loader() -> ComponentLoader {
     loader_with(patient())
 }
 
-pub fn tenant(name: &str) -> Scope {
+pub(crate) fn tenant(name: &str) -> Scope {
     Scope::Tenant(TenantName::new(name).unwrap())
 }
 
-pub fn names() -> Arc<NameTables> {
+pub(crate) fn names() -> Arc<NameTables> {
     let site = |name: &str| SiteEntry {
         name: name.into(),
         region: "r".into(),
@@ -65,7 +65,7 @@ pub fn names() -> Arc<NameTables> {
     })
 }
 
-pub fn binding(scope: Scope, question: QuestionKind, component: &[u8]) -> Binding {
+pub(crate) fn binding(scope: Scope, question: QuestionKind, component: &[u8]) -> Binding {
     use sha2::Digest;
     Binding {
         scope,
@@ -78,7 +78,7 @@ pub fn binding(scope: Scope, question: QuestionKind, component: &[u8]) -> Bindin
 }
 
 /// Loads a router for a tenant.
-pub fn load(
+pub(crate) fn load(
     loader: &ComponentLoader,
     tenant_name: &str,
     component: &[u8],
@@ -91,7 +91,7 @@ pub fn load(
 }
 
 /// A routing question: as many routes as costs. `mode` goes into the tenant column, which hostile guests look at.
-pub struct Routing {
+pub(crate) struct Routing {
     request: Vec<u32>,
     routes: RouteMatrix,
     costs: CostMatrix,
@@ -99,7 +99,7 @@ pub struct Routing {
 }
 
 impl Routing {
-    pub fn new(mode: u32, totals: &[u32]) -> Self {
+    pub(crate) fn new(mode: u32, totals: &[u32]) -> Self {
         let mut routes = RouteMatrix::default();
         let mut costs = CostMatrix::default();
         for total_us in totals {
@@ -126,7 +126,7 @@ impl Routing {
         }
     }
 
-    pub fn call(&self) -> Call<'_> {
+    pub(crate) fn call(&self) -> Call<'_> {
         let question = Question::Routing {
             request: &self.request,
             routes: self.routes.as_matrix(),
@@ -139,7 +139,7 @@ impl Routing {
         }
     }
 
-    pub fn cost_call(&self) -> Call<'_> {
+    pub(crate) fn cost_call(&self) -> Call<'_> {
         let question = Question::Cost {
             request: &self.request,
             routes: self.routes.as_matrix(),
@@ -151,13 +151,13 @@ impl Routing {
         }
     }
 
-    pub fn ask(&self, policy: &dyn Policy) -> Answered {
+    pub(crate) fn ask(&self, policy: &dyn Policy) -> Answered {
         policy.ask(&self.call())
     }
 }
 
 /// Asks for scores and expects the costs back.
-pub fn assert_echo(policy: &dyn Policy) {
+pub(crate) fn assert_echo(policy: &dyn Policy) {
     let totals: Vec<u32> = (0..64).map(|i| i * 3 + 1).collect();
     let answered = Routing::new(0, &totals).ask(policy);
     assert_eq!(
@@ -167,12 +167,12 @@ pub fn assert_echo(policy: &dyn Policy) {
 }
 
 /// Makes the guest misbehave and gives the fault.
-pub fn misbehave(policy: &dyn Policy) -> PolicyFault {
+pub(crate) fn misbehave(policy: &dyn Policy) -> PolicyFault {
     Routing::new(1, &[5; 64]).ask(policy).result.unwrap_err()
 }
 
 /// Waits until something that other threads do has happened.
-pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happened() {
         assert!(
@@ -184,7 +184,7 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
 }
 
 /// Processor time this thread used so far.
-pub fn thread_time() -> Duration {
+pub(crate) fn thread_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
