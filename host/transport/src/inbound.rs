@@ -73,6 +73,8 @@ pub(crate) struct Inbound {
     /// Bytes of pieces that may still begin.
     budget: u64,
     pieces: HashMap<PieceId, Piece>,
+    /// Number of each piece's first chunk.
+    first_chunk: HashMap<PieceId, u32>,
     damaged: HashMap<u32, u32>,
     totals: Option<Totals>,
     complete: u32,
@@ -92,6 +94,7 @@ impl Inbound {
             manifest: None,
             budget: 0,
             pieces: HashMap::new(),
+            first_chunk: HashMap::new(),
             damaged: HashMap::new(),
             totals: None,
             complete: 0,
@@ -152,8 +155,15 @@ impl Inbound {
             }
             self.pieces.insert(head.piece.clone(), begin_piece(head.piece_len, chunk)?);
         }
+        // The chunks of a piece are numbered in sequence. The same number may come again, late or resent; another one
+        // for the same bytes is a piece sent twice, which would count twice.
+        let first = u32::try_from(index).ok().and_then(|index| head.no.checked_sub(index));
+        let first = first.ok_or(Breach::ForeignChunk)?;
+        if *self.first_chunk.entry(head.piece.clone()).or_insert(first) != first {
+            return Err(Breach::ForeignChunk);
+        }
         let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&head.piece) else {
-            return duplicate(meta);
+            return Ok(Place::Duplicate);
         };
         let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
         Ok(match std::mem::replace(slot, Slot::Taken) {
@@ -162,7 +172,7 @@ impl Inbound {
             Slot::Taken => Place::Fresh(BytesMut::zeroed(len as usize)),
             filled @ Slot::Filled(_) => {
                 *slot = filled;
-                return duplicate(meta);
+                Place::Duplicate
             }
         })
     }
@@ -252,11 +262,6 @@ impl Inbound {
         self.emit(PullEvent::Done(PullReport { prefill: totals.report, bytes, chunks_resent: self.resent }))?;
         Ok(true)
     }
-}
-
-/// Bytes that are here may come again as a resend, never as news: a piece sent twice would count twice.
-fn duplicate(meta: &ChunkMeta) -> Result<Place, Breach> {
-    if meta.attempt == 0 { Err(Breach::ForeignChunk) } else { Ok(Place::Duplicate) }
 }
 
 /// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side.

@@ -40,7 +40,8 @@
 //! | receiver | `Cancel` | transfer |
 //! | both | `Ping`, `Pong` | a number, returned as it came |
 //!
-//! **Chunks.** Pieces are cut at multiples of the chunk; a small or empty piece is one chunk. Whichever lane is free
+//! **Chunks.** Pieces are cut at multiples of the chunk; a small or empty piece is one chunk; the chunks of a piece
+//! are numbered in sequence. Whichever lane is free
 //! takes the next chunk of the most urgent class, the transfers of a class in turn. The holder keeps a chunk until it
 //! is acknowledged, which the receiver does after it has verified it.
 //!

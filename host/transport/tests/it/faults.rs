@@ -89,7 +89,7 @@ async fn a_chunk_that_stays_damaged_ends_the_transfer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reset_lane_costs_only_what_was_not_acknowledged() {
     let w = world(config("asker"), SLOW).await;
-    w.proxy.inject(to_client(Some(2), 1_500_000, FaultKind::Reset));
+    w.proxy.inject(to_client(None, 1_500_000, FaultKind::Reset));
     let order = order(1, TOKENS);
     let mut pull = w.asker.pull(&site("holder"), order.clone()).await.unwrap();
     let (pieces, report) = drain(&mut pull).await.unwrap();
@@ -170,7 +170,7 @@ async fn silence_on_all_lanes_is_a_stall() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_lane_is_replaced() {
     let w = world(config("asker"), None).await;
-    w.proxy.inject(to_client(Some(1), 200_000, FaultKind::Swallow));
+    w.proxy.inject(to_client(None, 1_000_000, FaultKind::Swallow));
     let order = order(1, TOKENS);
     let mut pull = w.asker.pull(&site("holder"), order.clone()).await.unwrap();
     let (pieces, report) = drain(&mut pull).await.unwrap();
@@ -218,7 +218,8 @@ async fn a_restarted_holder_ends_old_transfers_and_serves_new_ones() {
     let seed = std::sync::Arc::new(Seed::new(99));
     let _holder = SiteTransport::bind(again, source, seed).await.unwrap();
     let error = drain_after_manifest(&mut pull).await;
-    assert!(matches!(error, TransferError::LinkDown { .. }), "{error:?}");
+    let clean = matches!(error, TransferError::LinkDown { .. } | TransferError::Stalled { .. });
+    assert!(clean, "{error:?}");
     let order = order(2, 10);
     let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
     assert_whole(&order, drain(&mut pull).await.unwrap().0);
