@@ -55,7 +55,10 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/audit", get(inspect::audit))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
-        .route("/v1/portolan/tenants/{tenant}/policies/{question}/activate", post(admin::activate))
+        .route(
+            "/v1/portolan/tenants/{tenant}/policies/{question}/activate",
+            post(admin::activate),
+        )
         .fallback(errors::no_such_path)
         .method_not_allowed_fallback(errors::wrong_method)
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&site), tag::tag))
@@ -74,7 +77,9 @@ pub async fn serve(
             tracing::debug!(%error, "TCP_NODELAY could not be set");
         }
     });
-    axum::serve(listener, router(site)).with_graceful_shutdown(shutdown).await
+    axum::serve(listener, router(site))
+        .with_graceful_shutdown(shutdown)
+        .await
 }
 
 async fn health() -> impl IntoResponse {
@@ -82,8 +87,15 @@ async fn health() -> impl IntoResponse {
 }
 
 async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
-    let in_flight = site.parts.limits.in_flight.saturating_sub(site.permits.available_permits());
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], site.metrics.render(in_flight))
+    let in_flight = site
+        .parts
+        .limits
+        .in_flight
+        .saturating_sub(site.permits.available_permits());
+    (
+        [(header::CONTENT_TYPE, OPEN_METRICS)],
+        site.metrics.render(in_flight),
+    )
 }
 
 #[cfg(test)]

@@ -44,31 +44,74 @@ impl Metrics {
         let r = &mut registry;
         Self {
             requests: register(r, "requests", "Requests that were settled", Family::default()),
-            in_flight: register(r, "requests_in_flight", "Requests between admit and settle", Gauge::default()),
-            ttft: timed(r, "time_to_first_token", "From accept to the first token", seconds),
+            in_flight: register(
+                r,
+                "requests_in_flight",
+                "Requests between admit and settle",
+                Gauge::default(),
+            ),
+            ttft: timed(
+                r,
+                "time_to_first_token",
+                "From accept to the first token",
+                seconds,
+            ),
             duration: timed(r, "request_duration", "From accept to settle", seconds),
             stages: timed(r, "stage_duration", "Time a request spent in each stage", seconds),
             prompt_tokens: register(r, "prompt_tokens", "Tokens of prompts", Family::default()),
-            completion_tokens: register(r, "completion_tokens", "Tokens generated (decode)", Family::default()),
-            cached_tokens: register(r, "cached_tokens", "Prompt tokens whose KV was reused", Family::default()),
-            kv_bytes: counted(r, "kv_moved", "KV that crossed between sites, resends not counted", Unit::Bytes),
+            completion_tokens: register(
+                r,
+                "completion_tokens",
+                "Tokens generated (decode)",
+                Family::default(),
+            ),
+            cached_tokens: register(
+                r,
+                "cached_tokens",
+                "Prompt tokens whose KV was reused",
+                Family::default(),
+            ),
+            kv_bytes: counted(
+                r,
+                "kv_moved",
+                "KV that crossed between sites, resends not counted",
+                Unit::Bytes,
+            ),
             chunks_resent: register(
                 r,
                 "kv_chunks_resent",
                 "Chunks of KV that failed their checksum or were lost, and were sent again",
                 Counter::default(),
             ),
-            policy_calls: register(r, "policy_calls", "Policy calls by what came of them", Family::default()),
+            policy_calls: register(
+                r,
+                "policy_calls",
+                "Policy calls by what came of them",
+                Family::default(),
+            ),
             policy_time: timed(r, "policy_call_duration", "Time of one policy call", microseconds),
-            fallbacks: register(r, "fallbacks", "Times something else was done than planned", Family::default()),
-            errors: register(r, "http_errors", "HTTP requests answered with an error", Family::default()),
+            fallbacks: register(
+                r,
+                "fallbacks",
+                "Times something else was done than planned",
+                Family::default(),
+            ),
+            errors: register(
+                r,
+                "http_errors",
+                "HTTP requests answered with an error",
+                Family::default(),
+            ),
             registry,
         }
     }
 
     /// Counts a request that came to its end. Everything is taken from its record.
     pub fn observe(&self, record: &PathRecord) {
-        let work = Work { tenant: record.tenant.to_string(), model: record.model.clone() };
+        let work = Work {
+            tenant: record.tenant.to_string(),
+            model: record.model.clone(),
+        };
         self.requests.get_or_create(&Request::of(record)).inc();
         if let Some(ms) = record.ttft_ms {
             self.ttft.get_or_create(&work).observe(ms / 1000.0);
@@ -77,17 +120,29 @@ impl Metrics {
         self.duration.get_or_create(&work).observe(end_ms / 1000.0);
         for stage in &record.stages {
             let seconds = (stage.end_ms - stage.start_ms).max(0.0) / 1000.0;
-            self.stages.get_or_create(&Stage::of(&stage.name)).observe(seconds);
+            self.stages
+                .get_or_create(&Stage::of(&stage.name))
+                .observe(seconds);
         }
-        self.prompt_tokens.get_or_create(&work).inc_by(u64::from(record.prompt_tokens));
-        self.completion_tokens.get_or_create(&work).inc_by(u64::from(record.completion_tokens));
-        self.cached_tokens.get_or_create(&work).inc_by(u64::from(record.kv.cached_tokens));
+        self.prompt_tokens
+            .get_or_create(&work)
+            .inc_by(u64::from(record.prompt_tokens));
+        self.completion_tokens
+            .get_or_create(&work)
+            .inc_by(u64::from(record.completion_tokens));
+        self.cached_tokens
+            .get_or_create(&work)
+            .inc_by(u64::from(record.kv.cached_tokens));
         self.kv_bytes.get_or_create(&work).inc_by(record.kv.bytes_moved);
         self.chunks_resent.inc_by(u64::from(record.kv.chunks_resent));
         for call in &record.policies {
             self.policy_calls.get_or_create(&Policy::of(call)).inc();
-            let question = labels::Question { question: call.question.as_str().to_owned() };
-            self.policy_time.get_or_create(&question).observe(call.micros as f64 / 1e6);
+            let question = labels::Question {
+                question: call.question.as_str().to_owned(),
+            };
+            self.policy_time
+                .get_or_create(&question)
+                .observe(call.micros as f64 / 1e6);
         }
         for fallback in &record.fallbacks {
             self.fallbacks.get_or_create(&Fallback::of(fallback)).inc();

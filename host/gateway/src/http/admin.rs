@@ -100,18 +100,33 @@ pub(super) async fn upload(
     let query = errors::query(query)?;
     let component = body::read(component, COMPONENT_MAX_BYTES).await?;
     if component.is_empty() {
-        return Err(RequestError::new(ErrorKind::BadRequest, "the body is empty; send the component's bytes"));
+        return Err(RequestError::new(
+            ErrorKind::BadRequest,
+            "the body is empty; send the component's bytes",
+        ));
     }
     let name = query.name.unwrap_or_else(|| slot.question.to_string());
-    let upload = Upload { slot, name, component, config: query.config };
-    let by = By { actor, reason: query.reason };
+    let upload = Upload {
+        slot,
+        name,
+        component,
+        config: query.config,
+    };
+    let by = By {
+        actor,
+        reason: query.reason,
+    };
     let active = query.activate.unwrap_or(true);
     let stored = on_desk(&site, move |desk| match active {
-        true => desk.upload(upload, &by).map(|u| (u.version, u.report, Some(u.binding.generation))),
+        true => desk
+            .upload(upload, &by)
+            .map(|u| (u.version, u.report, Some(u.binding.generation))),
         false => desk.push(upload, &by).map(|s| (s.version, s.report, None)),
     });
     match stored.await? {
-        Ok((version, report, generation)) => Ok((StatusCode::CREATED, uploaded(version, report, generation)).into_response()),
+        Ok((version, report, generation)) => {
+            Ok((StatusCode::CREATED, uploaded(version, report, generation)).into_response())
+        }
         Err(error) => Ok(refusal(error)),
     }
 }
@@ -145,8 +160,19 @@ pub(super) async fn activate(
             Ok(sha256) => sha256,
             Err(error) => return Ok(Err(error)),
         };
-        let by = By { actor, reason: order.reason };
-        desk.activate(Activation { slot, sha256, config: order.config }, &by).map(Ok)
+        let by = By {
+            actor,
+            reason: order.reason,
+        };
+        desk.activate(
+            Activation {
+                slot,
+                sha256,
+                config: order.config,
+            },
+            &by,
+        )
+        .map(Ok)
     });
     match done.await? {
         Ok(bound) => Ok(Json(bound?).into_response()),
@@ -161,7 +187,10 @@ pub(super) async fn unbind(
     headers: HeaderMap,
 ) -> Result<Response, RequestError> {
     let (slot, actor) = enter(&site, path, &headers)?;
-    let by = By { actor, reason: errors::query(query)?.reason };
+    let by = By {
+        actor,
+        reason: errors::query(query)?.reason,
+    };
     match on_desk(&site, move |desk| desk.unbind(&slot, &by)).await? {
         Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(error) => Ok(refusal(error)),
@@ -190,7 +219,10 @@ pub(super) async fn list(
     let policies = on_desk(&site, move |desk| {
         let bindings = desk.list()?;
         let slots = QuestionKind::ALL.map(|question| PolicySlot::new(scope.clone(), question));
-        slots.iter().map(|slot| slot_body(desk, slot, &bindings)).collect::<Result<Vec<_>, _>>()
+        slots
+            .iter()
+            .map(|slot| slot_body(desk, slot, &bindings))
+            .collect::<Result<Vec<_>, _>>()
     });
     match policies.await? {
         Ok(policies) => Ok(Json(PoliciesBody { tenant, policies }).into_response()),
@@ -198,9 +230,19 @@ pub(super) async fn list(
     }
 }
 
-fn slot_body(desk: &PolicyDesk, slot: &PolicySlot, bindings: &[BindingRecord]) -> Result<SlotBody, DeskError> {
-    let binding = bindings.iter().find(|b| b.scope == slot.scope && b.question == slot.question);
-    Ok(SlotBody { question: slot.question, binding: binding.cloned(), versions: desk.versions(slot)? })
+fn slot_body(
+    desk: &PolicyDesk,
+    slot: &PolicySlot,
+    bindings: &[BindingRecord],
+) -> Result<SlotBody, DeskError> {
+    let binding = bindings
+        .iter()
+        .find(|b| b.scope == slot.scope && b.question == slot.question);
+    Ok(SlotBody {
+        question: slot.question,
+        binding: binding.cloned(),
+        versions: desk.versions(slot)?,
+    })
 }
 
 /// The slot of a path, when the caller may change it, and the name the audit log gives the caller.
@@ -228,9 +270,15 @@ fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, Strin
             Ok((Scope::Tenant(own), actor))
         }
         // Whether another tenant exists is none of the caller's business.
-        Principal::Tenant(_) => Err(RequestError::new(ErrorKind::Forbidden, "this key opens its own tenant's policies only")),
+        Principal::Tenant(_) => Err(RequestError::new(
+            ErrorKind::Forbidden,
+            "this key opens its own tenant's policies only",
+        )),
         Principal::Operator => {
-            let missing = || RequestError::new(ErrorKind::NotFound, "there is no such tenant").with_code("tenant_not_found");
+            let missing = || {
+                RequestError::new(ErrorKind::NotFound, "there is no such tenant")
+                    .with_code("tenant_not_found")
+            };
             let name = named.ok_or_else(missing)?;
             let known = site.parts.store.tenant(&name).map_err(|error| {
                 RequestError::new(ErrorKind::Internal, "the tenant could not be looked up").with_detail(error)
@@ -247,9 +295,11 @@ async fn on_desk<T: Send + 'static>(
     work: impl FnOnce(&PolicyDesk) -> Result<T, DeskError> + Send + 'static,
 ) -> Result<Result<T, DeskError>, RequestError> {
     let desk = Arc::clone(&site.parts.desk);
-    tokio::task::spawn_blocking(move || work(&desk)).await.map_err(|error| {
-        RequestError::new(ErrorKind::Internal, "the change broke inside the gateway").with_detail(error)
-    })
+    tokio::task::spawn_blocking(move || work(&desk))
+        .await
+        .map_err(|error| {
+            RequestError::new(ErrorKind::Internal, "the change broke inside the gateway").with_detail(error)
+        })
 }
 
 /// The whole SHA-256 that `asked`, its beginning, stands for.
@@ -259,14 +309,23 @@ fn full_version(versions: &[VersionRecord], asked: &str) -> Result<String, Reque
         let message = format!("version must be a SHA-256 or at least its first {PREFIX_MIN_DIGITS} digits");
         return Err(RequestError::bad_field("version", message));
     }
-    let mut found = versions.iter().map(|version| &version.sha256).filter(|sha256| sha256.starts_with(&asked));
+    let mut found = versions
+        .iter()
+        .map(|version| &version.sha256)
+        .filter(|sha256| sha256.starts_with(&asked));
     match (found.next(), found.next()) {
         (Some(only), None) => Ok(only.clone()),
-        (Some(_), Some(_)) => Err(RequestError::bad_field("version", "version begins several stored versions; send more digits")),
+        (Some(_), Some(_)) => Err(RequestError::bad_field(
+            "version",
+            "version begins several stored versions; send more digits",
+        )),
         (None, _) => {
             let message = "no stored version of this question begins with that";
-            Err(RequestError { param: Some("version".to_owned()), ..RequestError::new(ErrorKind::NotFound, message) }
-                .with_code("version_not_found"))
+            Err(RequestError {
+                param: Some("version".to_owned()),
+                ..RequestError::new(ErrorKind::NotFound, message)
+            }
+            .with_code("version_not_found"))
         }
     }
 }
@@ -276,14 +335,16 @@ fn refusal(error: DeskError) -> Response {
     let text = error.to_string();
     match error {
         DeskError::Rejected(report) => rejected(&text, &report.findings),
-        DeskError::NotFound(_) => {
-            RequestError::new(ErrorKind::NotFound, text).with_code("policy_not_found").into_response()
-        }
+        DeskError::NotFound(_) => RequestError::new(ErrorKind::NotFound, text)
+            .with_code("policy_not_found")
+            .into_response(),
         DeskError::BadName(_) => RequestError::bad_field("name", text).into_response(),
         DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),
         DeskError::Store(error) => {
             let message = "the policy store failed; nothing was changed";
-            RequestError::new(ErrorKind::Internal, message).with_detail(error).into_response()
+            RequestError::new(ErrorKind::Internal, message)
+                .with_detail(error)
+                .into_response()
         }
     }
 }
@@ -299,6 +360,9 @@ fn rejected(message: &str, findings: &[Finding]) -> Response {
         "findings": findings,
     });
     let mut response = (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response();
-    errors::describe(&mut response, RequestError::new(ErrorKind::BadRequest, message).with_code("policy_rejected"));
+    errors::describe(
+        &mut response,
+        RequestError::new(ErrorKind::BadRequest, message).with_code("policy_rejected"),
+    );
     response
 }

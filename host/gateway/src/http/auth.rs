@@ -8,7 +8,8 @@ use portolan_ports::Principal;
 
 /// Whom the key in the `Authorization` header lets in.
 pub(super) fn principal(site: &Site, headers: &HeaderMap) -> Result<Principal, RequestError> {
-    let key = bearer(headers).ok_or_else(|| refused("no API key was sent; send it as \"Authorization: Bearer KEY\""))?;
+    let key = bearer(headers)
+        .ok_or_else(|| refused("no API key was sent; send it as \"Authorization: Bearer KEY\""))?;
     let found = site.parts.store.authenticate(key).map_err(|error| {
         RequestError::new(ErrorKind::Internal, "the API key could not be looked up").with_detail(error)
     })?;

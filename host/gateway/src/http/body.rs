@@ -39,12 +39,24 @@ pub(super) async fn read(mut body: Body, most: usize) -> Result<Bytes, RequestEr
 
 /// Refuses a body that says it is something other than JSON. One that says nothing is tried.
 pub(super) fn expect_json(headers: &HeaderMap) -> Result<(), RequestError> {
-    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
-    let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let Some(value) = headers.get(header::CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let kind = value
+        .to_str()
+        .unwrap_or_default()
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
     if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {
         return Ok(());
     }
     let message = "the body must be JSON; send the header Content-Type: application/json";
-    Err(RequestError { param: Some("Content-Type".to_owned()), ..RequestError::new(ErrorKind::BadRequest, message) }
-        .with_code("invalid_content_type"))
+    Err(RequestError {
+        param: Some("Content-Type".to_owned()),
+        ..RequestError::new(ErrorKind::BadRequest, message)
+    }
+    .with_code("invalid_content_type"))
 }

@@ -67,7 +67,9 @@ pub(super) fn describe(response: &mut Response, error: RequestError) {
         }
     }
     if error.kind == ErrorKind::Unauthenticated {
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response.extensions_mut().insert(error);
 }
@@ -83,7 +85,11 @@ pub(super) fn log(id: &str, error: &RequestError) {
 }
 
 pub(super) async fn no_such_path() -> RequestError {
-    RequestError::new(ErrorKind::NotFound, "there is nothing at this path; see /v1/models").with_code("unknown_url")
+    RequestError::new(
+        ErrorKind::NotFound,
+        "there is nothing at this path; see /v1/models",
+    )
+    .with_code("unknown_url")
 }
 
 pub(super) async fn wrong_method() -> RequestError {
@@ -100,6 +106,9 @@ pub(super) fn path<T>(path: Result<Path<T>, PathRejection>) -> Result<T, Request
 /// The query of a URL.
 pub(super) fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, RequestError> {
     query.map(|Query(fields)| fields).map_err(|error| {
-        RequestError::new(ErrorKind::BadRequest, format!("the query cannot be used: {}", error.body_text()))
+        RequestError::new(
+            ErrorKind::BadRequest,
+            format!("the query cannot be used: {}", error.body_text()),
+        )
     })
 }

@@ -19,7 +19,10 @@ pub(super) type Events = BoxStream<'static, Positioned>;
 /// Serves every request of an order. Returns when the first answer begins; an error when it is a failure, so that it
 /// can still be told by a status.
 pub(super) async fn begin(site: &Arc<Site>, requests: Vec<Accepted>) -> Result<Events, RequestError> {
-    let answers = requests.into_iter().enumerate().map(|(position, request)| one(Arc::clone(site), position, request));
+    let answers = requests
+        .into_iter()
+        .enumerate()
+        .map(|(position, request)| one(Arc::clone(site), position, request));
     let mut events = stream::select_all(answers);
     match events.next().await {
         Some((_, AnswerEvent::Failed(error))) => Err(error),

@@ -41,7 +41,14 @@ async fn infer(
     let principal = auth::principal(&site, &headers)?;
     body::expect_json(&headers)?;
     let body = body::read(body, site.parts.limits.body_bytes).await?;
-    let call = Call { endpoint, principal, headers, body, id: tag.0, at };
+    let call = Call {
+        endpoint,
+        principal,
+        headers,
+        body,
+        id: tag.0,
+        at,
+    };
     let order = accept_call(&site, call).await?;
     let id = order.id.clone();
     // The client's own id goes onto failures too, so it is set here and not where the id is drawn.
@@ -58,15 +65,21 @@ async fn accept_call(site: &Arc<Site>, call: Call) -> Result<Order, RequestError
         return accept(site, &call);
     }
     let site = Arc::clone(site);
-    tokio::task::spawn_blocking(move || accept(&site, &call)).await.map_err(|error| {
-        RequestError::new(ErrorKind::Internal, "the request could not be read").with_detail(error)
-    })?
+    tokio::task::spawn_blocking(move || accept(&site, &call))
+        .await
+        .map_err(|error| {
+            RequestError::new(ErrorKind::Internal, "the request could not be read").with_detail(error)
+        })?
 }
 
 async fn answer(site: &Arc<Site>, order: Order) -> Result<Response, RequestError> {
     let head = Head::of(&order);
     let options = order.options;
-    let prompts = order.requests.iter().map(|request| Arc::clone(&request.prompt)).collect::<Vec<_>>();
+    let prompts = order
+        .requests
+        .iter()
+        .map(|request| Arc::clone(&request.prompt))
+        .collect::<Vec<_>>();
     let events = events::begin(site, order.requests).await?;
     match options.delivery {
         Delivery::Whole => whole::collect(events, &head, options, &prompts).await,

@@ -42,10 +42,13 @@ pub(super) async fn request(
     let id = RequestId::from_client(&errors::path(id)?);
     let record = id.and_then(|id| site.records.get(&id));
     // Another tenant's request looks exactly like one that never was.
-    record.filter(|record| auth::may_see(&principal, &record.tenant)).map(Json).ok_or_else(|| {
-        let message = "no request of this id is remembered here; the oldest are forgotten first";
-        RequestError::new(ErrorKind::NotFound, message).with_code("request_not_found")
-    })
+    record
+        .filter(|record| auth::may_see(&principal, &record.tenant))
+        .map(Json)
+        .ok_or_else(|| {
+            let message = "no request of this id is remembered here; the oldest are forgotten first";
+            RequestError::new(ErrorKind::NotFound, message).with_code("request_not_found")
+        })
 }
 
 pub(super) async fn requests(
@@ -56,7 +59,12 @@ pub(super) async fn requests(
     let principal = auth::principal(&site, &headers)?;
     let limit = errors::query(query)?.limit();
     let newest = site.records.newest(usize::MAX).into_iter();
-    Ok(Json(List::of(newest.filter(|record| auth::may_see(&principal, &record.tenant)).take(limit).collect())))
+    Ok(Json(List::of(
+        newest
+            .filter(|record| auth::may_see(&principal, &record.tenant))
+            .take(limit)
+            .collect(),
+    )))
 }
 
 pub(super) async fn audit(
@@ -72,7 +80,9 @@ pub(super) async fn audit(
         RequestError::new(ErrorKind::Internal, "the audit log could not be read").with_detail(detail)
     };
     let lines = lines.map_err(|error| broken(error.to_string()))?;
-    lines.map(|lines| Json(List::of(lines))).map_err(|error| broken(error.to_string()))
+    lines
+        .map(|lines| Json(List::of(lines)))
+        .map_err(|error| broken(error.to_string()))
 }
 
 /// The fleet as JSON, indices replaced by names.
@@ -129,9 +139,20 @@ pub(super) async fn fleet(
 ) -> Result<Json<FleetBody>, RequestError> {
     auth::operator(&site, &headers)?;
     let (view, names) = (site.parts.fleet.view(), site.parts.fleet.names());
-    let sites = (0..).zip(&view.sites).map(|(i, s)| site_body(i, s, &names)).collect();
-    let instances = view.instances.iter().map(|instance| instance_body(instance, &view, &names)).collect();
-    let links = view.links.iter().map(|(ends, link)| link_body(*ends, link, &view)).collect();
+    let sites = (0..)
+        .zip(&view.sites)
+        .map(|(i, s)| site_body(i, s, &names))
+        .collect();
+    let instances = view
+        .instances
+        .iter()
+        .map(|instance| instance_body(instance, &view, &names))
+        .collect();
+    let links = view
+        .links
+        .iter()
+        .map(|(ends, link)| link_body(*ends, link, &view))
+        .collect();
     Ok(Json(FleetBody {
         sites,
         instances,
@@ -144,7 +165,11 @@ pub(super) async fn fleet(
 fn site_body(index: usize, site: &SiteView, names: &NameTables) -> SiteBody {
     SiteBody {
         name: site.name.to_string(),
-        region: names.sites.get(index).map(|entry| entry.region.clone()).unwrap_or_default(),
+        region: names
+            .sites
+            .get(index)
+            .map(|entry| entry.region.clone())
+            .unwrap_or_default(),
         jurisdiction: named(&names.jurisdictions, site.jurisdiction),
     }
 }
@@ -183,7 +208,9 @@ fn link_body((from, to): (SiteIndex, SiteIndex), link: &LinkView, view: &FleetVi
 }
 
 fn site_name(view: &FleetView, index: SiteIndex) -> String {
-    view.site(index).map(|site| site.name.to_string()).unwrap_or_default()
+    view.site(index)
+        .map(|site| site.name.to_string())
+        .unwrap_or_default()
 }
 
 fn named(names: &[String], index: u32) -> String {

@@ -39,7 +39,13 @@ pub(super) async fn list(
     headers: HeaderMap,
 ) -> Result<Json<List<ModelCard>>, RequestError> {
     auth::principal(&site, &headers)?;
-    Ok(Json(List::of(site.parts.models.iter().map(|(name, model)| card(name, model)).collect())))
+    Ok(Json(List::of(
+        site.parts
+            .models
+            .iter()
+            .map(|(name, model)| card(name, model))
+            .collect(),
+    )))
 }
 
 pub(super) async fn one(
@@ -52,8 +58,11 @@ pub(super) async fn one(
     let found = site.parts.models.iter().find(|(name, _)| name.as_str() == id);
     found.map(|(name, model)| Json(card(name, model))).ok_or_else(|| {
         let message = "The model does not exist. GET /v1/models lists those that do.";
-        RequestError { param: Some("model".to_owned()), ..RequestError::new(ErrorKind::NotFound, message) }
-            .with_code("model_not_found")
+        RequestError {
+            param: Some("model".to_owned()),
+            ..RequestError::new(ErrorKind::NotFound, message)
+        }
+        .with_code("model_not_found")
     })
 }
 

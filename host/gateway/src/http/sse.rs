@@ -20,7 +20,12 @@ use std::sync::Arc;
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// The response that carries `events`. `prompts` holds the prompt of each answer.
-pub(super) fn response(events: Events, head: Head, options: AnswerOptions, prompts: Vec<Arc<[u32]>>) -> Response {
+pub(super) fn response(
+    events: Events,
+    head: Head,
+    options: AnswerOptions,
+    prompts: Vec<Arc<[u32]>>,
+) -> Response {
     let writer = Writer::new(head, options, prompts);
     let frames = stream::unfold(Some((events, writer)), |state| async move {
         let (mut events, mut writer) = state?;
@@ -38,10 +43,16 @@ pub(super) fn response(events: Events, head: Head, options: AnswerOptions, promp
         }
     });
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream; charset=utf-8"),
+        ),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // Asks nginx and its kin not to collect tokens before passing them on.
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        (
+            HeaderName::from_static("x-accel-buffering"),
+            HeaderValue::from_static("no"),
+        ),
     ];
     (headers, Body::from_stream(frames)).into_response()
 }
@@ -79,7 +90,13 @@ struct Piece {
 impl Writer {
     fn new(head: Head, options: AnswerOptions, prompts: Vec<Arc<[u32]>>) -> Self {
         let answers = prompts.len();
-        Self { head, options, prompts, begun: vec![false; answers], usages: vec![Usage::default(); answers] }
+        Self {
+            head,
+            options,
+            prompts,
+            begun: vec![false; answers],
+            usages: vec![Usage::default(); answers],
+        }
     }
 
     fn write(&mut self, (index, event): Positioned) -> Frame {
@@ -88,19 +105,36 @@ impl Writer {
                 if text.is_empty() && !self.options.return_token_ids {
                     return Frame::Nothing;
                 }
-                Piece { index, text, tokens: vec![token], reason: None }
+                Piece {
+                    index,
+                    text,
+                    tokens: vec![token],
+                    reason: None,
+                }
             }
             AnswerEvent::Finished { text, reason, usage } => {
                 if let Some(slot) = self.usages.get_mut(index) {
                     *slot = usage;
                 }
-                Piece { index, text, tokens: Vec::new(), reason: Some(reason) }
+                Piece {
+                    index,
+                    text,
+                    tokens: Vec::new(),
+                    reason: Some(reason),
+                }
             }
             AnswerEvent::Failed(error) => return Frame::Last(failure(&error)),
         };
         let mut out = Vec::new();
-        let first = self.begun.get_mut(index).is_some_and(|begun| !std::mem::replace(begun, true));
-        let prompt = self.prompts.get(index).filter(|_| first && self.options.return_token_ids).cloned();
+        let first = self
+            .begun
+            .get_mut(index)
+            .is_some_and(|begun| !std::mem::replace(begun, true));
+        let prompt = self
+            .prompts
+            .get(index)
+            .filter(|_| first && self.options.return_token_ids)
+            .cloned();
         match self.options.endpoint {
             Endpoint::Chat => {
                 if first {
@@ -118,7 +152,10 @@ impl Writer {
         let mut out = Vec::new();
         if self.options.delivery == Delivery::StreamWithUsage {
             let usage = total(&self.usages, self.options.choices);
-            let body: Envelope<'_, ChatPiece> = Envelope { usage: Some(Some(usage)), ..self.envelope(Vec::new()) };
+            let body: Envelope<'_, ChatPiece> = Envelope {
+                usage: Some(Some(usage)),
+                ..self.envelope(Vec::new())
+            };
             frame(&mut out, &body);
         }
         out.extend_from_slice(DONE);
@@ -126,9 +163,24 @@ impl Writer {
     }
 
     fn chat_role(&self, out: &mut Vec<u8>, index: usize, prompt_token_ids: Option<Arc<[u32]>>) {
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-        let choice = ChatPiece { index, delta, logprobs: None, finish_reason: None, token_ids: None };
-        frame(out, &Envelope { prompt_token_ids, ..self.envelope(vec![choice]) });
+        let delta = Delta {
+            role: Some("assistant"),
+            content: Some(String::new()),
+        };
+        let choice = ChatPiece {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            token_ids: None,
+        };
+        frame(
+            out,
+            &Envelope {
+                prompt_token_ids,
+                ..self.envelope(vec![choice])
+            },
+        );
     }
 
     fn chat_piece(&self, out: &mut Vec<u8>, piece: Piece) {
@@ -157,7 +209,8 @@ impl Writer {
     }
 
     fn envelope<C>(&self, choices: Vec<C>) -> Envelope<'_, C> {
-        let usage: Option<Option<UsageBody>> = (self.options.delivery == Delivery::StreamWithUsage).then_some(None);
+        let usage: Option<Option<UsageBody>> =
+            (self.options.delivery == Delivery::StreamWithUsage).then_some(None);
         Envelope {
             id: &self.head.id,
             object: match self.options.endpoint {

@@ -24,7 +24,10 @@ pub(super) async fn tag(State(site): State<Arc<Site>>, mut request: Request, nex
     let mut response = next.run(request).await;
     set(&mut response, &id);
     if let Some(error) = response.extensions().get::<RequestError>() {
-        let named = response.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+        let named = response
+            .headers()
+            .get(REQUEST_ID)
+            .and_then(|value| value.to_str().ok());
         errors::log(named.unwrap_or_default(), error);
         site.metrics.refused(error.kind);
     }

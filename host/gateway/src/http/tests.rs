@@ -4,6 +4,7 @@
 mod admin;
 mod bad_input;
 mod cancel;
+mod narrowing;
 mod records;
 mod shapes;
 mod streams;

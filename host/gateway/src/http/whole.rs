@@ -47,14 +47,26 @@ pub(super) async fn collect(
         Endpoint::Chat => {
             let choices = answers.map(|(index, answer)| ChatChoice {
                 index,
-                message: ChatAnswer { role: "assistant", content: answer.text, refusal: None },
+                message: ChatAnswer {
+                    role: "assistant",
+                    content: answer.text,
+                    refusal: None,
+                },
                 logprobs: None,
                 finish_reason: answer.reason,
                 token_ids: ids(answer.tokens),
             });
             let (object, choices) = ("chat.completion", choices.collect());
-            Json(Envelope { id, object, created, model, choices, usage, prompt_token_ids: prompt_ids(0) })
-                .into_response()
+            Json(Envelope {
+                id,
+                object,
+                created,
+                model,
+                choices,
+                usage,
+                prompt_token_ids: prompt_ids(0),
+            })
+            .into_response()
         }
         Endpoint::Completion => {
             let choices = answers.map(|(index, answer)| TextChoice {
@@ -66,13 +78,24 @@ pub(super) async fn collect(
                 token_ids: ids(answer.tokens),
             });
             let (object, choices) = ("text_completion", choices.collect());
-            Json(Envelope { id, object, created, model, choices, usage, prompt_token_ids: None }).into_response()
+            Json(Envelope {
+                id,
+                object,
+                created,
+                model,
+                choices,
+                usage,
+                prompt_token_ids: None,
+            })
+            .into_response()
         }
     })
 }
 
 fn note(answers: &mut [Collected], (position, event): Positioned) -> Result<(), RequestError> {
-    let Some(answer) = answers.get_mut(position) else { return Ok(()) };
+    let Some(answer) = answers.get_mut(position) else {
+        return Ok(());
+    };
     match event {
         AnswerEvent::Delta { token, text } => {
             answer.tokens.push(token);

@@ -126,6 +126,8 @@ pub(super) fn total(usages: &[Usage], choices: u32) -> UsageBody {
         prompt_tokens: sum.prompt_tokens,
         total_tokens: sum.prompt_tokens.saturating_add(sum.completion_tokens),
         completion_tokens: sum.completion_tokens,
-        prompt_tokens_details: PromptDetails { cached_tokens: sum.cached_tokens },
+        prompt_tokens_details: PromptDetails {
+            cached_tokens: sum.cached_tokens,
+        },
     }
 }

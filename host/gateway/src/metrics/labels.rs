@@ -9,12 +9,21 @@ const OTHER: &str = "other";
 
 const OUTCOMES: [&str; 3] = ["ok", "cancelled", "failed"];
 
-const STAGES: [&str; 9] =
-    ["accept", "admit", "locate", "decide", "fetch", "prefill", "transfer", "decode", "settle"];
+const STAGES: [&str; 9] = [
+    "accept", "admit", "locate", "decide", "fetch", "prefill", "transfer", "decode", "settle",
+];
 
 /// `ok` and the words of [`portolan_policy::PolicyFault`].
-const POLICY_OUTCOMES: [&str; 8] =
-    ["ok", "trap", "out-of-fuel", "timed-out", "out-of-memory", "bad-answer", "saturated", "unavailable"];
+const POLICY_OUTCOMES: [&str; 8] = [
+    "ok",
+    "trap",
+    "out-of-fuel",
+    "timed-out",
+    "out-of-memory",
+    "bad-answer",
+    "saturated",
+    "unavailable",
+];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Work {
@@ -46,7 +55,9 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) fn of(name: &str) -> Self {
-        Self { stage: listed(&STAGES, name) }
+        Self {
+            stage: listed(&STAGES, name),
+        }
     }
 }
 
@@ -63,7 +74,10 @@ pub(super) struct Policy {
 
 impl Policy {
     pub(super) fn of(call: &PolicyRecord) -> Self {
-        Self { question: call.question.as_str(), outcome: listed(&POLICY_OUTCOMES, &call.outcome) }
+        Self {
+            question: call.question.as_str(),
+            outcome: listed(&POLICY_OUTCOMES, &call.outcome),
+        }
     }
 }
 
@@ -96,13 +110,19 @@ pub(super) struct Fallback {
 
 impl Fallback {
     pub(super) fn of(fallback: &portolan_decide::Fallback) -> Self {
-        Self { stage: listed(&STAGES, &fallback.stage), reason: reason_word(&fallback.reason) }
+        Self {
+            stage: listed(&STAGES, &fallback.stage),
+            reason: reason_word(&fallback.reason),
+        }
     }
 }
 
 /// The word for the reason of a fallback.
 pub(super) fn reason_word(reason: &str) -> &'static str {
-    REASONS.iter().find(|(text, _)| reason.contains(text)).map_or(OTHER, |(_, word)| word)
+    REASONS
+        .iter()
+        .find(|(text, _)| reason.contains(text))
+        .map_or(OTHER, |(_, word)| word)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -128,5 +148,9 @@ impl Error {
 }
 
 fn listed(words: &[&'static str], word: &str) -> &'static str {
-    words.iter().find(|known| **known == word).copied().unwrap_or(OTHER)
+    words
+        .iter()
+        .find(|known| **known == word)
+        .copied()
+        .unwrap_or(OTHER)
 }

@@ -28,8 +28,17 @@ fn record() -> PathRecord {
             detail: None,
         }],
         placements: Vec::new(),
-        stages: vec![StageRecord { name: "decode".into(), start_ms: 100.0, end_ms: 400.0 }],
-        kv: KvRecord { bytes_moved: 4096, cached_tokens: 32, computed_tokens: 67, chunks_resent: 2 },
+        stages: vec![StageRecord {
+            name: "decode".into(),
+            start_ms: 100.0,
+            end_ms: 400.0,
+        }],
+        kv: KvRecord {
+            bytes_moved: 4096,
+            cached_tokens: 32,
+            computed_tokens: 67,
+            chunks_resent: 2,
+        },
         fallbacks: Vec::new(),
         status: "ok".into(),
         error: None,
@@ -78,7 +87,10 @@ fn words_that_are_in_no_list_make_no_series() {
     }
     let text = metrics.render(0);
     assert!(text.contains(r#"outcome="other"} 100"#), "{text}");
-    assert!(text.contains(r#"portolan_fallbacks_total{stage="other",reason="other"} 100"#), "{text}");
+    assert!(
+        text.contains(r#"portolan_fallbacks_total{stage="other",reason="other"} 100"#),
+        "{text}"
+    );
 }
 
 #[test]
@@ -95,10 +107,39 @@ fn a_fallback_is_named_by_what_failed() {
         (PolicyFault::Saturated.to_string(), "saturated"),
         (PolicyFault::Unavailable(detail()).to_string(), "unavailable"),
         (TransferError::UnknownPeer(peer.clone()).to_string(), "link-down"),
-        (TransferError::LinkDown { peer: peer.clone(), detail: detail() }.to_string(), "link-down"),
-        (TransferError::Stalled { peer: peer.clone(), waited: Default::default() }.to_string(), "stalled"),
-        (TransferError::Damaged { peer: peer.clone(), chunk: 1, attempts: 3 }.to_string(), "damaged"),
-        (TransferError::Refused { peer: peer.clone(), detail: detail() }.to_string(), "refused"),
+        (
+            TransferError::LinkDown {
+                peer: peer.clone(),
+                detail: detail(),
+            }
+            .to_string(),
+            "link-down",
+        ),
+        (
+            TransferError::Stalled {
+                peer: peer.clone(),
+                waited: Default::default(),
+            }
+            .to_string(),
+            "stalled",
+        ),
+        (
+            TransferError::Damaged {
+                peer: peer.clone(),
+                chunk: 1,
+                attempts: 3,
+            }
+            .to_string(),
+            "damaged",
+        ),
+        (
+            TransferError::Refused {
+                peer,
+                detail: detail(),
+            }
+            .to_string(),
+            "refused",
+        ),
         (EngineError::Full(detail()).to_string(), "full"),
         (EngineError::Broken(detail()).to_string(), "engine-failed"),
     ];

@@ -115,32 +115,69 @@ pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
     let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
     let prompts = Prompts::take(&mut fields, call.endpoint)?.tokenise(model)?;
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
-    let draft = Draft { id, at: call.at, tenant, model: name, hints, generation };
+    let draft = Draft {
+        id,
+        at: call.at,
+        tenant,
+        model: name,
+        hints,
+        generation,
+    };
     let requests = draft.requests(&prompts, model.description.context_tokens.0)?;
     refuse_taken_ids(site, &requests)?;
-    Ok(Order { id: draft.id, requests, options: draft.generation.options })
+    Ok(Order {
+        id: draft.id,
+        requests,
+        options: draft.generation.options,
+    })
 }
 
 fn served<'s>(site: &'s Site, fields: &mut Fields<'_>) -> Result<(ModelName, &'s ServedModel), RequestError> {
     let asked = fields.text("model", hints::TEXT_MAX_BYTES)?;
     let models = &site.parts.models;
-    let known = || models.keys().map(ModelName::as_str).collect::<Vec<_>>().join(", ");
-    let Some(asked) = asked else {
-        return Err(RequestError::bad_field("model", format!("model is missing; use one of {}", known())));
+    let known = || {
+        models
+            .keys()
+            .map(ModelName::as_str)
+            .collect::<Vec<_>>()
+            .join(", ")
     };
-    models.iter().find(|(name, _)| name.as_str() == asked).map(|(name, model)| (name.clone(), model)).ok_or_else(|| {
-        let message = format!("The model `{asked}` does not exist. Available models: {}.", known());
-        RequestError { param: Some("model".to_owned()), ..RequestError::new(ErrorKind::NotFound, message) }
+    let Some(asked) = asked else {
+        return Err(RequestError::bad_field(
+            "model",
+            format!("model is missing; use one of {}", known()),
+        ));
+    };
+    models
+        .iter()
+        .find(|(name, _)| name.as_str() == asked)
+        .map(|(name, model)| (name.clone(), model))
+        .ok_or_else(|| {
+            let message = format!(
+                "The model `{asked}` does not exist. Available models: {}.",
+                known()
+            );
+            RequestError {
+                param: Some("model".to_owned()),
+                ..RequestError::new(ErrorKind::NotFound, message)
+            }
             .with_code("model_not_found")
-    })
+        })
 }
 
 /// A record is kept by its request's id: one tenant must not overwrite another's by naming the same id.
 fn refuse_taken_ids(site: &Site, requests: &[Accepted]) -> Result<(), RequestError> {
-    let taken = |r: &&Accepted| site.records.get(&r.id).is_some_and(|record| record.tenant != r.tenant.name);
+    let taken = |r: &&Accepted| {
+        site.records
+            .get(&r.id)
+            .is_some_and(|record| record.tenant != r.tenant.name)
+    };
     match requests.iter().find(taken) {
         None => Ok(()),
-        Some(_) => Err(RequestError::bad_field("request_id", "request_id is in use; choose another")),
+        Some(_) => Err(RequestError::bad_field(
+            "request_id",
+            "request_id is in use; choose another",
+        )),
     }
 }
 
@@ -159,7 +196,10 @@ impl Draft {
         let choices = self.generation.options.choices;
         let answers = prompts.len() * choices as usize;
         if answers > ANSWERS_MAX {
-            let message = format!("{} prompts × {choices} choices are {answers} answers, at most {ANSWERS_MAX} are given at once", prompts.len());
+            let message = format!(
+                "{} prompts × {choices} choices are {answers} answers, at most {ANSWERS_MAX} are given at once",
+                prompts.len()
+            );
             return Err(RequestError::bad_field("n", message));
         }
         let mut requests = Vec::with_capacity(answers);
@@ -179,7 +219,8 @@ impl Draft {
             return Ok(self.id.clone());
         }
         RequestId::from_client(&format!("{}-{}", self.id, position + 1)).ok_or_else(|| {
-            let message = "request_id is too long for a request of several answers, each of which adds a number to it";
+            let message =
+                "request_id is too long for a request of several answers, each of which adds a number to it";
             RequestError::bad_field("request_id", message)
         })
     }

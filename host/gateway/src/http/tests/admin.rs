@@ -13,7 +13,10 @@ async fn put(app: &App, key: &str, path: &str, component: impl Into<Body>) -> Re
 }
 
 fn code(reply: &Reply) -> String {
-    reply.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+    reply.json()["error"]["code"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 #[tokio::test]
@@ -23,9 +26,14 @@ async fn upload_list_activate_unbind() {
     assert_eq!(first.status, 201, "{first:?}");
     let first = first.json();
     let version = first["version"].as_str().unwrap().to_owned();
-    assert_eq!((version.len(), &first["generation"], &first["name"]), (64, &json!(1), &json!("mine")));
+    assert_eq!(
+        (version.len(), &first["generation"], &first["name"]),
+        (64, &json!(1), &json!("mine"))
+    );
     assert!(first["findings"].is_array());
-    let second = put(&app, OPERATOR, &format!("{SLOT}?name=mine"), "ok:2").await.json();
+    let second = put(&app, OPERATOR, &format!("{SLOT}?name=mine"), "ok:2")
+        .await
+        .json();
     assert_eq!(second["generation"], 2);
 
     let slot = app.get(ACME, SLOT).await.json();
@@ -33,16 +41,32 @@ async fn upload_list_activate_unbind() {
     assert_eq!(slot["binding"]["sha256"], second["version"]);
     assert_eq!(slot["binding"]["actor"], "operator");
     let all = app.get(ACME, "/v1/portolan/tenants/acme/policies").await.json();
-    let questions: Vec<_> = all["policies"].as_array().unwrap().iter().map(|p| p["question"].as_str().unwrap()).collect();
+    let questions: Vec<_> = all["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["question"].as_str().unwrap())
+        .collect();
     assert_eq!(questions, ["residency", "cost", "routing", "invalidation"]);
 
-    let back = app.post(&format!("{SLOT}/activate"), json!({"version": &version[..8], "reason": "back"})).await;
-    assert_eq!((back.status.as_u16(), &back.json()["sha256"]), (200, &json!(version)));
+    let back = app
+        .post(
+            &format!("{SLOT}/activate"),
+            json!({"version": &version[..8], "reason": "back"}),
+        )
+        .await;
+    assert_eq!(
+        (back.status.as_u16(), &back.json()["sha256"]),
+        (200, &json!(version))
+    );
     let gone = app.send(request(Method::DELETE, SLOT, ACME, Body::empty())).await;
     assert_eq!(gone.status, 204);
     assert!(app.get(ACME, SLOT).await.json()["binding"].is_null());
     let again = app.send(request(Method::DELETE, SLOT, ACME, Body::empty())).await;
-    assert_eq!((again.status.as_u16(), code(&again).as_str()), (404, "policy_not_found"));
+    assert_eq!(
+        (again.status.as_u16(), code(&again).as_str()),
+        (404, "policy_not_found")
+    );
     let audit = app.get(OPERATOR, "/v1/portolan/audit?limit=2").await.json();
     assert_eq!(audit["data"][0]["action"], "policy.unbind");
     assert_eq!(audit["data"][1]["reason"], "back");
@@ -63,23 +87,44 @@ async fn a_version_can_be_stored_without_being_made_active() {
 async fn what_is_refused_leaves_nothing_behind() {
     let app = App::new();
     let bad = put(&app, ACME, SLOT, "garbage").await;
-    assert_eq!((bad.status.as_u16(), code(&bad).as_str()), (422, "policy_rejected"));
+    assert_eq!(
+        (bad.status.as_u16(), code(&bad).as_str()),
+        (422, "policy_rejected")
+    );
     let body = bad.json();
     assert_eq!(body["findings"][0]["code"], "no-component");
-    assert!(body["error"]["message"].as_str().unwrap().contains("no component"), "{body}");
+    assert!(
+        body["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("no component"),
+        "{body}"
+    );
     let config = put(&app, ACME, &format!("{SLOT}?config=bad"), "ok:1").await;
-    assert_eq!((config.status.as_u16(), &config.json()["findings"][0]["code"]), (422, &json!("bad-config")));
+    assert_eq!(
+        (config.status.as_u16(), &config.json()["findings"][0]["code"]),
+        (422, &json!("bad-config"))
+    );
     let empty = put(&app, ACME, SLOT, "").await;
     assert_eq!(empty.status, 400);
     let name = put(&app, ACME, &format!("{SLOT}?name=No%20Name"), "ok:1").await;
-    assert_eq!((name.status.as_u16(), &name.json()["error"]["param"]), (400, &json!("name")));
+    assert_eq!(
+        (name.status.as_u16(), &name.json()["error"]["param"]),
+        (400, &json!("name"))
+    );
     let query = put(&app, ACME, &format!("{SLOT}?nmae=x"), "ok:1").await;
     assert_eq!(query.status, 400, "a misspelt parameter is not lost");
     let huge = put(&app, ACME, SLOT, vec![0u8; 100 << 20]).await;
-    assert_eq!((huge.status.as_u16(), code(&huge).as_str()), (413, "request_too_large"));
+    assert_eq!(
+        (huge.status.as_u16(), code(&huge).as_str()),
+        (413, "request_too_large")
+    );
     app.store.fail(StoreCall::Bind);
     let failed = put(&app, ACME, SLOT, "ok:1").await;
-    assert_eq!((failed.status.as_u16(), failed.json()["error"]["type"].as_str()), (500, Some("server_error")));
+    assert_eq!(
+        (failed.status.as_u16(), failed.json()["error"]["type"].as_str()),
+        (500, Some("server_error"))
+    );
     app.store.heal();
     assert!(app.get(ACME, SLOT).await.json()["binding"].is_null());
     assert!(app.store.bindings().unwrap().is_empty());
@@ -111,8 +156,14 @@ async fn a_version_is_named_by_enough_of_its_digits() {
     put(&app, ACME, SLOT, "ok:1").await;
     let path = format!("{SLOT}/activate");
     let short = app.post(&path, json!({"version": "ab"})).await;
-    assert_eq!((short.status.as_u16(), &short.json()["error"]["param"]), (400, &json!("version")));
+    assert_eq!(
+        (short.status.as_u16(), &short.json()["error"]["param"]),
+        (400, &json!("version"))
+    );
     let unknown = app.post(&path, json!({"version": "zzzzzzzz"})).await;
-    assert_eq!((unknown.status.as_u16(), code(&unknown).as_str()), (404, "version_not_found"));
+    assert_eq!(
+        (unknown.status.as_u16(), code(&unknown).as_str()),
+        (404, "version_not_found")
+    );
     assert_eq!(app.post(&path, json!({"vresion": "abcdefgh"})).await.status, 400);
 }

@@ -1,6 +1,6 @@
 //! Everything a client can get wrong, with what it is told.
 
-use super::support::{ACME, App, GLOBEX, OPERATOR, request};
+use super::support::{ACME, App, OPERATOR, expect_error, merged, request};
 use crate::site::Limits;
 use axum::body::Body;
 use axum::http::{Method, Request};
@@ -8,27 +8,27 @@ use portolan_ports::FakeText;
 use serde_json::{Value, json};
 
 /// A bad input: what is sent, and the status, type, param and a phrase of the message that come back.
-struct Bad(&'static str, Value, (u16, &'static str, Option<&'static str>, &'static str));
+struct Bad(
+    &'static str,
+    Value,
+    (u16, &'static str, Option<&'static str>, &'static str),
+);
 
-const INVALID: &str = "invalid_request_error";
+pub(super) const INVALID: &str = "invalid_request_error";
 
 /// A completion with some fields changed; a null removes the field.
-fn completion(changes: Value) -> Value {
-    merged(json!({"model": "fake", "prompt": "hello", "max_tokens": 4}), changes)
+pub(super) fn completion(changes: Value) -> Value {
+    merged(
+        json!({"model": "fake", "prompt": "hello", "max_tokens": 4}),
+        changes,
+    )
 }
 
 fn chat(changes: Value) -> Value {
-    merged(json!({"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}), changes)
-}
-
-fn merged(mut base: Value, changes: Value) -> Value {
-    for (name, value) in changes.as_object().unwrap() {
-        match value {
-            Value::Null => drop(base.as_object_mut().unwrap().remove(name)),
-            value => base[name] = value.clone(),
-        }
-    }
-    base
+    merged(
+        json!({"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}),
+        changes,
+    )
 }
 
 async fn check(app: &App, path: &str, cases: Vec<Bad>) {
@@ -38,25 +38,6 @@ async fn check(app: &App, path: &str, cases: Vec<Bad>) {
     }
 }
 
-fn expect_error(
-    what: &str,
-    reply: &super::support::Reply,
-    (status, kind, param, phrase): (u16, &str, Option<&str>, &str),
-) {
-    assert_eq!(reply.status.as_u16(), status, "{what}: {reply:?}");
-    assert_eq!(reply.header("content-type"), "application/json", "{what}");
-    let json = reply.json();
-    let error = json["error"].as_object().unwrap_or_else(|| panic!("{what}: {json}"));
-    let mut fields: Vec<_> = error.keys().map(String::as_str).collect();
-    fields.sort_unstable();
-    assert_eq!(fields, ["code", "message", "param", "type"], "{what}");
-    assert_eq!(error["type"], kind, "{what}: {json}");
-    assert_eq!(error["param"].as_str(), param, "{what}: {json}");
-    let message = error["message"].as_str().unwrap();
-    assert!(message.contains(phrase), "{what}: {message:?} lacks {phrase:?}");
-    assert!(message.len() < 600, "{what}: a message must not echo the request: {} bytes", message.len());
-}
-
 #[tokio::test]
 async fn bad_completions() {
     let bad = |field| (400, INVALID, Some(field));
@@ -64,6 +45,7 @@ async fn bad_completions() {
         Bad(what, completion(changes), (status, kind, param, phrase))
     };
     let long = "x".repeat(512);
+    #[rustfmt::skip] // one case a line
     let cases = vec![
         case("unknown model", json!({"model": "nope"}), (404, "not_found_error", Some("model")), "Available models: fake."),
         case("no model", json!({"model": null}), bad("model"), "model is missing; use one of fake"),
@@ -126,11 +108,13 @@ async fn bad_completions() {
 
 #[tokio::test]
 async fn bad_chats() {
-    let case = |what, changes: Value, field, phrase| Bad(what, chat(changes), (400, INVALID, Some(field), phrase));
+    let case =
+        |what, changes: Value, field, phrase| Bad(what, chat(changes), (400, INVALID, Some(field), phrase));
     let image = json!([{"type": "image_url", "image_url": {"url": "x"}}]);
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     let message = |role: &str, content: Value| json!({"messages": [{"role": role, "content": content}]});
     let long = "x".repeat(600);
+    #[rustfmt::skip] // one case a line
     let cases = vec![
         case("no messages", json!({"messages": null}), "messages", "messages is missing"),
         case("empty", json!({"messages": []}), "messages", "at least one message"),
@@ -152,7 +136,11 @@ async fn bad_chats() {
     ];
     check(&App::new(), "/v1/chat/completions", cases).await;
     let base_model = App::with(FakeText::without_template(), Limits::default());
-    expect_error("no template", &base_model.chat(chat(json!({}))).await, (400, INVALID, Some("messages"), "/v1/completions"));
+    expect_error(
+        "no template",
+        &base_model.chat(chat(json!({}))).await,
+        (400, INVALID, Some("messages"), "/v1/completions"),
+    );
 }
 
 #[tokio::test]
@@ -161,6 +149,7 @@ async fn bodies_that_are_no_request() {
     let model = "\"model\": \"fake\", ";
     let nested = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
     let deep = format!("{{{model}\"messages\": [{{\"role\": \"user\", \"content\": {nested}}}]}}");
+    #[rustfmt::skip] // one case a line
     let cases: Vec<(&str, Vec<u8>, Option<&str>, &str)> = vec![
         ("empty", vec![], None, "EOF while parsing"),
         ("torn", br#"{"model": "fake", "prompt": "#.to_vec(), None, "EOF while parsing"),
@@ -176,108 +165,106 @@ async fn bodies_that_are_no_request() {
         ("huge integer", format!("{{{model}\"prompt\": \"a\", \"max_tokens\": 99999999999999999999}}").into_bytes(), Some("max_tokens"), "max_tokens cannot be used"),
     ];
     for (what, body, param, phrase) in cases {
-        let path = if what == "deep" { "/v1/chat/completions" } else { "/v1/completions" };
-        let reply = app.send(request(Method::POST, path, ACME, Body::from(body))).await;
+        let path = if what == "deep" {
+            "/v1/chat/completions"
+        } else {
+            "/v1/completions"
+        };
+        let reply = app
+            .send(request(Method::POST, path, ACME, Body::from(body)))
+            .await;
         expect_error(what, &reply, (400, INVALID, param, phrase));
     }
 }
 
 #[tokio::test]
+async fn a_full_site_says_when_to_come_back() {
+    let app = App::with(FakeText::new(), Limits { in_flight: 0, ..Limits::default() });
+    let reply = app.complete(completion(json!({}))).await;
+    expect_error("full", &reply, (503, "service_unavailable_error", None, "too many requests"));
+    assert_eq!(reply.header("retry-after"), "1");
+}
+
+#[tokio::test]
 async fn requests_that_reach_no_door() {
-    let app = App::with(FakeText::new(), Limits { body_bytes: 1000, ..Limits::default() });
+    let app = App::with(
+        FakeText::new(),
+        Limits {
+            body_bytes: 1000,
+            ..Limits::default()
+        },
+    );
     let good = completion(json!({})).to_string();
-    let reply = app.send(request(Method::POST, "/v1/completions", "", Body::from(good.clone()))).await;
-    expect_error("no key", &reply, (401, "authentication_error", None, "Authorization: Bearer KEY"));
+    let reply = app
+        .send(request(
+            Method::POST,
+            "/v1/completions",
+            "",
+            Body::from(good.clone()),
+        ))
+        .await;
+    expect_error(
+        "no key",
+        &reply,
+        (401, "authentication_error", None, "Authorization: Bearer KEY"),
+    );
     assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
-    let reply = app.send(request(Method::POST, "/v1/completions", "wrong", Body::from(good.clone()))).await;
-    expect_error("wrong key", &reply, (401, "authentication_error", None, "not known"));
-    expect_error("no path", &app.get(ACME, "/nope").await, (404, "not_found_error", None, "nothing at this path"));
+    let reply = app
+        .send(request(
+            Method::POST,
+            "/v1/completions",
+            "wrong",
+            Body::from(good.clone()),
+        ))
+        .await;
+    expect_error(
+        "wrong key",
+        &reply,
+        (401, "authentication_error", None, "not known"),
+    );
+    expect_error(
+        "no path",
+        &app.get(ACME, "/nope").await,
+        (404, "not_found_error", None, "nothing at this path"),
+    );
     let reply = app.get(ACME, "/v1/completions").await;
     expect_error("wrong method", &reply, (405, INVALID, None, "this method"));
     assert_eq!(reply.header("allow"), "POST");
     let big = Body::from("x".repeat(5000));
-    let reply = app.send(request(Method::POST, "/v1/completions", ACME, big)).await;
-    expect_error("too large", &reply, (413, INVALID, None, "larger than the 1000 bytes"));
+    let reply = app
+        .send(request(Method::POST, "/v1/completions", ACME, big))
+        .await;
+    expect_error(
+        "too large",
+        &reply,
+        (413, INVALID, None, "larger than the 1000 bytes"),
+    );
     let form = Request::post("/v1/completions")
         .header("authorization", format!("Bearer {ACME}"))
         .header("content-type", "application/x-www-form-urlencoded");
     let reply = app.send(form.body(Body::from(good)).unwrap()).await;
-    expect_error("a form", &reply, (400, INVALID, Some("Content-Type"), "Content-Type: application/json"));
+    expect_error(
+        "a form",
+        &reply,
+        (
+            400,
+            INVALID,
+            Some("Content-Type"),
+            "Content-Type: application/json",
+        ),
+    );
     let reply = app.get(OPERATOR, "/v1/portolan/requests?limit=many").await;
-    expect_error("bad query", &reply, (400, INVALID, None, "the query cannot be used"));
+    expect_error(
+        "bad query",
+        &reply,
+        (400, INVALID, None, "the query cannot be used"),
+    );
     let reply = app.get(ACME, "/v1/models/%ff").await;
     expect_error("bad path", &reply, (400, INVALID, None, "path"));
     let reply = app.get(ACME, "/v1/models/nope").await;
-    expect_error("unknown model", &reply, (404, "not_found_error", Some("model"), "does not exist"));
-}
-
-#[tokio::test]
-async fn a_key_may_narrow_and_never_widen() {
-    let app = App::new();
-    let portolan = |hints: Value| completion(json!({"portolan": hints}));
-    for good in [json!({"jurisdiction": "eu"}), json!({"user_class": "sensitive"}), json!({"user_class": "secret"}), json!({})] {
-        let reply = app.post_as(GLOBEX, "/v1/completions", portolan(good.clone())).await;
-        assert_eq!(reply.status, 200, "{good}: {reply:?}");
-    }
-    for (hints, field) in [
-        (json!({"jurisdiction": "us"}), "portolan.jurisdiction"),
-        (json!({"jurisdiction": "any"}), "portolan.jurisdiction"),
-        (json!({"user_class": "standard"}), "portolan.user_class"),
-    ] {
-        let reply = app.post_as(GLOBEX, "/v1/completions", portolan(hints)).await;
-        expect_error("widening", &reply, (403, "permission_error", Some(field), field));
-    }
-    let reply = app.post_as("key-lost", "/v1/completions", completion(json!({}))).await;
-    expect_error("a tenant whose jurisdiction no site knows", &reply, (500, "server_error", None, "operator"));
-}
-
-#[tokio::test]
-async fn the_operator_infers_only_as_a_tenant() {
-    let app = App::new();
-    let reply = app.post_as(OPERATOR, "/v1/completions", completion(json!({}))).await;
-    expect_error("no tenant", &reply, (403, "permission_error", Some("tenant_id"), "name one in tenant_id"));
-    let reply = app.post_as(OPERATOR, "/v1/completions", completion(json!({"tenant_id": "nobody"}))).await;
-    expect_error("unknown tenant", &reply, (404, "not_found_error", Some("tenant_id"), "no tenant"));
-    let body = completion(json!({"tenant_id": "acme", "request_id": "as-acme"}));
-    assert_eq!(app.post_as(OPERATOR, "/v1/completions", body).await.status, 200);
-    assert_eq!(app.get(ACME, "/v1/portolan/requests/as-acme").await.status, 200);
-}
-
-#[tokio::test]
-async fn headers_say_the_same_as_the_body_or_are_refused() {
-    let app = App::new();
-    let send = async |headers: &[(&str, &str)], body: Value| {
-        let mut request = request(Method::POST, "/v1/completions", ACME, Body::from(body.to_string()));
-        for (name, value) in headers {
-            request.headers_mut().append(axum::http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
-        }
-        app.send(request).await
-    };
-    let all = [
-        ("x-portolan-session", "s1"),
-        ("x-portolan-user-class", "sensitive"),
-        ("x-portolan-priority", "3"),
-        ("x-portolan-ttft-slo-ms", "250"),
-        ("x-portolan-batch", "true"),
-        ("x-portolan-jurisdiction", "eu"),
-        ("x-portolan-label-team", "blue"),
-        ("x-portolan-request-id", "from-header"),
-    ];
-    let reply = send(&all, completion(json!({"portolan": {"jurisdiction": "eu", "labels": {"team": "blue"}}}))).await;
-    assert_eq!((reply.status.as_u16(), reply.header("x-portolan-request-id")), (200, "from-header"));
-    let disagree = completion(json!({"portolan": {"jurisdiction": "us"}}));
-    let reply = send(&all, disagree).await;
-    expect_error("disagreement", &reply, (400, INVALID, Some("portolan.jurisdiction"), "send it once"));
-    for (name, value, phrase) in [
-        ("x-portolan-jurisdcition", "eu", "is unknown"),
-        ("x-portolan-priority", "high", "whole number"),
-        ("x-portolan-batch", "maybe", "true or false"),
-        ("x-portolan-session", "\u{e9}", "printable ASCII"),
-    ] {
-        let reply = send(&[(name, value)], completion(json!({}))).await;
-        expect_error(name, &reply, (400, INVALID, Some(name), phrase));
-    }
-    let twice = [("x-portolan-session", "a"), ("x-portolan-session", "b")];
-    let reply = send(&twice, completion(json!({}))).await;
-    expect_error("twice", &reply, (400, INVALID, Some("x-portolan-session"), "more than once"));
+    expect_error(
+        "unknown model",
+        &reply,
+        (404, "not_found_error", Some("model"), "does not exist"),
+    );
 }

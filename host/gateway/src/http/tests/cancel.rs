@@ -31,7 +31,10 @@ async fn begin(address: SocketAddr, body: Value) -> TcpStream {
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    stream
+        .write_all(format!("{head}{body}").as_bytes())
+        .await
+        .unwrap();
     stream
 }
 
@@ -51,7 +54,10 @@ async fn leave(app: &App, stream: TcpStream) -> Duration {
     let begun = Instant::now();
     drop(stream);
     let noticed = cancelled.wait_for(|ids| ids.iter().any(|id| id.as_str() == "gone"));
-    tokio::time::timeout(Duration::from_secs(5), noticed).await.expect("the engine never noticed").unwrap();
+    tokio::time::timeout(Duration::from_secs(5), noticed)
+        .await
+        .expect("the engine never noticed")
+        .unwrap();
     begun.elapsed()
 }
 
@@ -60,10 +66,14 @@ async fn leaving_a_stream_cancels_the_decode() {
     let app = App::new();
     app.engine.set_fault(Some(EngineFault::HangDecode(2)));
     let (address, _stop) = listen(&app).await;
-    let body = json!({"model": "fake", "prompt": "hello", "temperature": 0, "stream": true, "request_id": "gone"});
+    let body =
+        json!({"model": "fake", "prompt": "hello", "temperature": 0, "stream": true, "request_id": "gone"});
     let mut stream = begin(address, body).await;
     let seen = read_until(&mut stream, "\"text\":\"e\"").await;
-    assert!(seen.contains("text/event-stream"), "tokens come while the engine still works: {seen}");
+    assert!(
+        seen.contains("text/event-stream"),
+        "tokens come while the engine still works: {seen}"
+    );
     let took = leave(&app, stream).await;
     assert!(took < PROMISED, "{took:?}");
     settled_as_cancelled(&app).await;
@@ -92,7 +102,10 @@ async fn leaving_before_the_first_token_cancels_too() {
 async fn settled_as_cancelled(app: &App) {
     until_status(app, "cancelled").await;
     let free = app.site.permits.available_permits();
-    assert_eq!(free, app.site.parts.limits.in_flight, "the place in flight was given back");
+    assert_eq!(
+        free, app.site.parts.limits.in_flight,
+        "the place in flight was given back"
+    );
 }
 
 /// Waits until the record of the request has this status.

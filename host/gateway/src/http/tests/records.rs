@@ -32,7 +32,12 @@ async fn a_record_holds_what_scripts_rely_on() {
     for field in ["question", "name", "version", "source", "micros", "outcome"] {
         assert!(!record["policies"][0][field].is_null(), "{field}: {record}");
     }
-    let stages: Vec<_> = record["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    let stages: Vec<_> = record["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s["name"].as_str().unwrap())
+        .collect();
     assert_eq!(stages.first(), Some(&"accept"));
     assert_eq!(stages.last(), Some(&"settle"));
     assert!(record["kv"]["bytes_moved"].is_u64() && record["kv"]["cached_tokens"].is_u64());
@@ -43,9 +48,15 @@ async fn another_tenants_record_does_not_exist() {
     let app = App::new();
     assert_eq!(serve(&app, ACME, "mine").await, 200);
     let path = "/v1/portolan/requests/mine";
-    let (hidden, missing) = (app.get(GLOBEX, path).await, app.get(GLOBEX, "/v1/portolan/requests/none").await);
+    let (hidden, missing) = (
+        app.get(GLOBEX, path).await,
+        app.get(GLOBEX, "/v1/portolan/requests/none").await,
+    );
     assert_eq!(hidden.status, 404);
-    assert_eq!(hidden.body, missing.body, "not even told apart from one that never was");
+    assert_eq!(
+        hidden.body, missing.body,
+        "not even told apart from one that never was"
+    );
     assert_eq!(app.get(OPERATOR, path).await.status, 200);
     assert_eq!(app.get("", path).await.status, 401);
     let own = |reply: super::support::Reply| reply.json()["data"].as_array().unwrap().len();
@@ -58,8 +69,15 @@ async fn an_id_of_another_tenant_cannot_be_taken() {
     let app = App::new();
     assert_eq!(serve(&app, ACME, "same").await, 200);
     assert_eq!(serve(&app, GLOBEX, "same").await, 400);
-    assert_eq!(serve(&app, ACME, "same").await, 200, "one's own may be used again, as by a retry");
-    assert_eq!(app.get(ACME, "/v1/portolan/requests/same").await.json()["tenant"], "acme");
+    assert_eq!(
+        serve(&app, ACME, "same").await,
+        200,
+        "one's own may be used again, as by a retry"
+    );
+    assert_eq!(
+        app.get(ACME, "/v1/portolan/requests/same").await.json()["tenant"],
+        "acme"
+    );
 }
 
 #[tokio::test]
@@ -70,6 +88,11 @@ async fn the_newest_come_first_and_no_more_than_asked_for() {
         serve(&app, GLOBEX, &format!("x-{id}")).await;
     }
     let list = app.get(ACME, "/v1/portolan/requests?limit=2").await.json();
-    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|r| r["request_id"].as_str().unwrap()).collect();
+    let ids: Vec<_> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["request_id"].as_str().unwrap())
+        .collect();
     assert_eq!(ids, ["c", "b"]);
 }

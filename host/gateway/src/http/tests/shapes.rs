@@ -1,6 +1,6 @@
 //! Answers in one piece, field by field.
 
-use super::support::{ACME, App, OPERATOR};
+use super::support::{ACME, App, OPERATOR, Reply, merged};
 use serde_json::{Value, json};
 
 fn keys(value: &Value) -> Vec<&str> {
@@ -13,7 +13,7 @@ fn keys(value: &Value) -> Vec<&str> {
 const RENDERED: &str = "system: You are a cat.\nuser: hé\nthere\nassistant: ";
 
 fn chat(changes: Value) -> Value {
-    let mut body = json!({
+    let body = json!({
         "model": "fake",
         "temperature": 0,
         "max_completion_tokens": 12,
@@ -22,25 +22,35 @@ fn chat(changes: Value) -> Value {
             {"role": "user", "content": [{"type": "text", "text": "hé"}, {"type": "text", "text": "there"}]},
         ],
     });
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    merged(body, changes)
 }
 
 fn completion(changes: Value) -> Value {
-    let mut body = json!({"model": "fake", "temperature": 0, "max_tokens": 3, "prompt": "hello"});
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    let body = json!({"model": "fake", "temperature": 0, "max_tokens": 3, "prompt": "hello"});
+    merged(body, changes)
 }
 
 #[tokio::test]
 async fn a_chat_has_openais_shape() {
     let reply = App::new().chat(chat(json!({"request_id": "r1"}))).await;
-    assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, "application/json"));
+    assert_eq!(
+        (reply.status.as_u16(), reply.header("content-type")),
+        (200, "application/json")
+    );
     assert_eq!(reply.header("x-portolan-request-id"), "r1");
     let body = reply.json();
-    assert_eq!(keys(&body), ["choices", "created", "id", "model", "object", "usage"]);
-    assert_eq!((&body["id"], &body["object"]), (&json!("chatcmpl-r1"), &json!("chat.completion")));
-    assert_eq!((&body["created"], &body["model"]), (&json!(1_767_225_600), &json!("fake")));
+    assert_eq!(
+        keys(&body),
+        ["choices", "created", "id", "model", "object", "usage"]
+    );
+    assert_eq!(
+        (&body["id"], &body["object"]),
+        (&json!("chatcmpl-r1"), &json!("chat.completion"))
+    );
+    assert_eq!(
+        (&body["created"], &body["model"]),
+        (&json!(1_767_225_600), &json!("fake"))
+    );
     let choice = json!({
         "index": 0,
         "message": {"role": "assistant", "content": &RENDERED[..12], "refusal": null},
@@ -60,9 +70,18 @@ async fn a_chat_has_openais_shape() {
 
 #[tokio::test]
 async fn a_completion_has_openais_shape() {
-    let body = App::new().complete(completion(json!({"request_id": "r2"}))).await.json();
-    assert_eq!(keys(&body), ["choices", "created", "id", "model", "object", "usage"]);
-    assert_eq!((&body["id"], &body["object"]), (&json!("cmpl-r2"), &json!("text_completion")));
+    let body = App::new()
+        .complete(completion(json!({"request_id": "r2"})))
+        .await
+        .json();
+    assert_eq!(
+        keys(&body),
+        ["choices", "created", "id", "model", "object", "usage"]
+    );
+    assert_eq!(
+        (&body["id"], &body["object"]),
+        (&json!("cmpl-r2"), &json!("text_completion"))
+    );
     let choice = json!({"index": 0, "text": "hel", "logprobs": null, "finish_reason": "length"});
     assert_eq!(body["choices"], json!([choice]));
     assert_eq!(body["usage"]["total_tokens"], 8);
@@ -73,15 +92,36 @@ async fn defaults_and_ends() {
     let app = App::new();
     let long = completion(json!({"max_tokens": null, "prompt": "abcdefghijklmnopqrstuvwxyz"}));
     let body = app.complete(long).await.json();
-    assert_eq!(body["choices"][0]["text"], "abcdefghijklmnop", "16 tokens unless asked otherwise");
+    assert_eq!(
+        body["choices"][0]["text"], "abcdefghijklmnop",
+        "16 tokens unless asked otherwise"
+    );
     let body = app.complete(completion(json!({"max_tokens": 90}))).await.json();
-    assert_eq!((&body["choices"][0]["text"], &body["choices"][0]["finish_reason"]), (&json!("hello"), &json!("stop")));
-    let body = app.complete(completion(json!({"max_tokens": 90, "stop": "l"}))).await.json();
-    assert_eq!((&body["choices"][0]["text"], &body["choices"][0]["finish_reason"]), (&json!("he"), &json!("stop")));
-    let body = app.complete(completion(json!({"max_tokens": 8, "ignore_eos": true}))).await.json();
+    assert_eq!(
+        (&body["choices"][0]["text"], &body["choices"][0]["finish_reason"]),
+        (&json!("hello"), &json!("stop"))
+    );
+    let body = app
+        .complete(completion(json!({"max_tokens": 90, "stop": "l"})))
+        .await
+        .json();
+    assert_eq!(
+        (&body["choices"][0]["text"], &body["choices"][0]["finish_reason"]),
+        (&json!("he"), &json!("stop"))
+    );
+    let body = app
+        .complete(completion(json!({"max_tokens": 8, "ignore_eos": true})))
+        .await
+        .json();
     assert_eq!(body["choices"][0]["finish_reason"], "length");
-    let body = app.complete(completion(json!({"prompt": "x".repeat(509), "max_tokens": 3}))).await.json();
-    assert_eq!(body["usage"]["total_tokens"], 512, "the context may be filled to the last token");
+    let body = app
+        .complete(completion(json!({"prompt": "x".repeat(509), "max_tokens": 3})))
+        .await
+        .json();
+    assert_eq!(
+        body["usage"]["total_tokens"], 512,
+        "the context may be filled to the last token"
+    );
 }
 
 #[tokio::test]
@@ -102,8 +142,14 @@ async fn prompts_and_choices_are_numbered_prompt_by_prompt() {
     }));
     let body = app.complete(body).await.json();
     let choices = body["choices"].as_array().unwrap();
-    let indices: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
-    let texts: Vec<_> = choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    let indices: Vec<_> = choices
+        .iter()
+        .map(|choice| choice["index"].as_u64().unwrap())
+        .collect();
+    let texts: Vec<_> = choices
+        .iter()
+        .map(|choice| choice["text"].as_str().unwrap())
+        .collect();
     assert_eq!(indices, [0, 1, 2, 3]);
     assert_eq!(texts, ["bc", "cd", "vw", "wx"], "seeds differ by choice");
     assert_eq!(body["usage"]["prompt_tokens"], 12, "a prompt counts once");
@@ -118,7 +164,10 @@ async fn prompts_and_choices_are_numbered_prompt_by_prompt() {
 async fn token_ids_come_when_asked_for() {
     let app = App::new();
     let ids = |text: &str| json!(text.bytes().collect::<Vec<_>>());
-    let body = app.complete(completion(json!({"return_token_ids": true}))).await.json();
+    let body = app
+        .complete(completion(json!({"return_token_ids": true})))
+        .await
+        .json();
     assert_eq!(body["choices"][0]["token_ids"], ids("hel"));
     assert_eq!(body["choices"][0]["prompt_token_ids"], ids("hello"));
     let body = app.chat(chat(json!({"return_token_ids": true}))).await.json();
@@ -140,7 +189,7 @@ async fn fields_that_ask_for_nothing_are_taken() {
 async fn a_repeated_prompt_is_cached() {
     let app = App::new();
     let body = || completion(json!({"prompt": "a prompt of more than thirty-two tokens", "max_tokens": 1}));
-    let cached = |reply: super::support::Reply| reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    let cached = |reply: Reply| reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
     assert_eq!(cached(app.complete(body()).await), 0);
     assert_eq!(cached(app.complete(body()).await), 32);
 }
@@ -148,7 +197,10 @@ async fn a_repeated_prompt_is_cached() {
 #[tokio::test]
 async fn a_long_body_is_accepted_off_the_serving_threads() {
     let padding = "x".repeat(64 << 10);
-    let body = App::new().complete(completion(json!({"metadata": {"padding": padding}}))).await.json();
+    let body = App::new()
+        .complete(completion(json!({"metadata": {"padding": padding}})))
+        .await
+        .json();
     assert_eq!(body["choices"][0]["text"], "hel");
 }
 
@@ -158,13 +210,20 @@ async fn models_health_and_metrics() {
     let card = json!({
         "id": "fake", "object": "model", "created": 1_700_000_000, "owned_by": "portolan", "max_model_len": 512,
     });
-    assert_eq!(app.get(ACME, "/v1/models").await.json(), json!({"object": "list", "data": [card]}));
+    assert_eq!(
+        app.get(ACME, "/v1/models").await.json(),
+        json!({"object": "list", "data": [card]})
+    );
     assert_eq!(app.get(ACME, "/v1/models/fake").await.json(), card);
     assert_eq!(app.get("", "/health").await.status, 200);
     app.complete(completion(json!({}))).await;
     app.complete(completion(json!({"model": "nope"}))).await;
     let metrics = app.get("", "/metrics").await;
-    assert!(metrics.header("content-type").starts_with("application/openmetrics-text; version=1.0.0"));
+    assert!(
+        metrics
+            .header("content-type")
+            .starts_with("application/openmetrics-text; version=1.0.0")
+    );
     let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     for line in [
         "portolan_requests_total{tenant=\"acme\",model=\"fake\",outcome=\"ok\"} 1",
@@ -183,7 +242,10 @@ async fn models_health_and_metrics() {
 async fn the_fleet_is_the_operators_to_see() {
     let app = App::new();
     let fleet = app.get(OPERATOR, "/v1/portolan/fleet").await.json();
-    assert_eq!(fleet["sites"], json!([{"name": "paris", "region": "europe", "jurisdiction": "eu"}]));
+    assert_eq!(
+        fleet["sites"],
+        json!([{"name": "paris", "region": "europe", "jurisdiction": "eu"}])
+    );
     assert_eq!(fleet["instances"][0]["site"], "paris");
     assert_eq!(fleet["instances"][0]["model"], "fake");
     for path in ["/v1/portolan/fleet", "/v1/portolan/audit"] {

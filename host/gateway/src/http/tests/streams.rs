@@ -1,24 +1,22 @@
 //! Answers as server-sent events.
 
-use super::support::App;
+use super::support::{ACME, App, merged};
 use portolan_ports::{EngineError, EngineFault};
 use serde_json::{Value, json};
 
 fn chat(changes: Value) -> Value {
-    let mut body = json!({
+    let body = json!({
         "model": "fake", "temperature": 0, "max_tokens": 4, "stream": true, "request_id": "s1",
         "messages": [{"role": "user", "content": "hi"}],
     });
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    merged(body, changes)
 }
 
 fn completion(changes: Value) -> Value {
-    let mut body = json!({
+    let body = json!({
         "model": "fake", "temperature": 0, "max_tokens": 2, "prompt": "hello", "stream": true, "request_id": "s2",
     });
-    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    body
+    merged(body, changes)
 }
 
 #[tokio::test]
@@ -26,7 +24,10 @@ async fn a_chat_stream_is_exactly_this() {
     let reply = App::new().chat(chat(json!({"max_tokens": 2}))).await;
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("content-type"), "text/event-stream; charset=utf-8");
-    assert_eq!((reply.header("cache-control"), reply.header("x-accel-buffering")), ("no-cache", "no"));
+    assert_eq!(
+        (reply.header("cache-control"), reply.header("x-accel-buffering")),
+        ("no-cache", "no")
+    );
     assert_eq!(reply.header("x-portolan-request-id"), "s1");
     let head = r#""id":"chatcmpl-s1","object":"chat.completion.chunk","created":1767225600,"model":"fake""#;
     let piece = |delta: &str, finish: &str| {
@@ -51,19 +52,39 @@ async fn a_completion_stream_is_exactly_this() {
         let choice = format!(r#"{{"index":0,"text":"{text}","logprobs":null,"finish_reason":{finish}}}"#);
         format!("data: {{{head},\"choices\":[{choice}]}}\n\n")
     };
-    let expected = [piece("h", "null"), piece("e", "null"), piece("", r#""length""#), "data: [DONE]\n\n".to_owned()];
+    let expected = [
+        piece("h", "null"),
+        piece("e", "null"),
+        piece("", r#""length""#),
+        "data: [DONE]\n\n".to_owned(),
+    ];
     assert_eq!(String::from_utf8(reply.body.to_vec()).unwrap(), expected.concat());
 }
 
 #[tokio::test]
 async fn usage_comes_last_when_asked_for() {
-    let chunks = App::new().chat(chat(json!({"stream_options": {"include_usage": true}}))).await.chunks();
+    let chunks = App::new()
+        .chat(chat(json!({"stream_options": {"include_usage": true}})))
+        .await
+        .chunks();
     let (last, rest) = chunks.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
-    assert_eq!((&last["usage"]["prompt_tokens"], &last["usage"]["completion_tokens"]), (&json!(20), &json!(4)));
+    assert_eq!(
+        (
+            &last["usage"]["prompt_tokens"],
+            &last["usage"]["completion_tokens"]
+        ),
+        (&json!(20), &json!(4))
+    );
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
-    assert!(rest.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)), "null in every other chunk");
-    let without = App::new().chat(chat(json!({"stream_options": {"include_usage": false}}))).await.chunks();
+    assert!(
+        rest.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)),
+        "null in every other chunk"
+    );
+    let without = App::new()
+        .chat(chat(json!({"stream_options": {"include_usage": false}})))
+        .await
+        .chunks();
     assert!(without.iter().all(|chunk| chunk.get("usage").is_none()));
 }
 
@@ -91,29 +112,50 @@ async fn choices_are_told_apart_by_index() {
 #[tokio::test]
 async fn a_token_without_text_is_sent_only_for_its_id() {
     let prompt = "éa";
-    let plain = App::new().complete(completion(json!({"prompt": prompt, "max_tokens": 3}))).await.chunks();
-    let texts: Vec<_> = plain.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    let plain = App::new()
+        .complete(completion(json!({"prompt": prompt, "max_tokens": 3})))
+        .await
+        .chunks();
+    let texts: Vec<_> = plain
+        .iter()
+        .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap())
+        .collect();
     assert_eq!(texts, ["é", "a", ""]);
     let body = completion(json!({"prompt": prompt, "max_tokens": 3, "return_token_ids": true}));
     let with_ids = App::new().complete(body).await.chunks();
-    let ids: Vec<_> = with_ids.iter().map(|chunk| chunk["choices"][0]["token_ids"].clone()).collect();
+    let ids: Vec<_> = with_ids
+        .iter()
+        .map(|chunk| chunk["choices"][0]["token_ids"].clone())
+        .collect();
     assert_eq!(ids, [json!([0xc3]), json!([0xa9]), json!([97]), json!([])]);
-    let prompts: Vec<_> = with_ids.iter().map(|chunk| chunk["choices"][0].get("prompt_token_ids").cloned()).collect();
+    let prompts: Vec<_> = with_ids
+        .iter()
+        .map(|chunk| chunk["choices"][0].get("prompt_token_ids").cloned())
+        .collect();
     assert_eq!(prompts, [Some(json!([0xc3, 0xa9, 97])), None, None, None]);
 }
 
 #[tokio::test]
 async fn text_that_looks_like_framing_is_only_text() {
     let prompt = "data: [DONE]\n\nid: 1\r\n";
-    let chunks = App::new().complete(completion(json!({"prompt": prompt, "max_tokens": 100}))).await.chunks();
-    let text: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    let chunks = App::new()
+        .complete(completion(json!({"prompt": prompt, "max_tokens": 100})))
+        .await
+        .chunks();
+    let text: String = chunks
+        .iter()
+        .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap())
+        .collect();
     assert_eq!(text, prompt);
 }
 
 #[tokio::test]
 async fn a_stream_that_breaks_off_ends_with_an_error_event() {
     let app = App::new();
-    app.engine.set_fault(Some(EngineFault::FailDecode(2, EngineError::Broken("10.0.0.7 caught fire".into()))));
+    app.engine.set_fault(Some(EngineFault::FailDecode(
+        2,
+        EngineError::Broken("10.0.0.7 caught fire".into()),
+    )));
     let reply = app.chat(chat(json!({}))).await;
     assert_eq!(reply.status, 200, "the stream had begun");
     let events = reply.events();
@@ -121,16 +163,32 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event() {
     assert!(last["error"]["message"].is_string(), "{events:?}");
     let fields = last["error"].as_object().unwrap();
     assert_eq!(fields.len(), 4, "{last}");
-    assert!(!String::from_utf8_lossy(&reply.body).contains("[DONE]"), "no clean end");
-    assert!(!String::from_utf8_lossy(&reply.body).contains("10.0.0.7"), "no address of ours");
-    assert_eq!(app.get(super::support::ACME, "/v1/portolan/requests/s1").await.json()["status"], "failed");
+    assert!(
+        !String::from_utf8_lossy(&reply.body).contains("[DONE]"),
+        "no clean end"
+    );
+    assert!(
+        !String::from_utf8_lossy(&reply.body).contains("10.0.0.7"),
+        "no address of ours"
+    );
+    assert_eq!(
+        app.get(ACME, "/v1/portolan/requests/s1").await.json()["status"],
+        "failed"
+    );
 }
 
 #[tokio::test]
 async fn a_failure_before_the_first_token_has_a_status() {
     let app = App::new();
-    app.engine.set_fault(Some(EngineFault::FailDecode(0, EngineError::Broken("oops".into()))));
-    for body in [chat(json!({})), chat(json!({"stream": false})), chat(json!({"n": 2}))] {
+    app.engine.set_fault(Some(EngineFault::FailDecode(
+        0,
+        EngineError::Broken("oops".into()),
+    )));
+    for body in [
+        chat(json!({})),
+        chat(json!({"stream": false})),
+        chat(json!({"n": 2})),
+    ] {
         let reply = app.chat(body).await;
         assert!(reply.status.is_server_error(), "{reply:?}");
         assert_eq!(reply.header("content-type"), "application/json");

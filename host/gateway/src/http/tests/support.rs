@@ -9,14 +9,12 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
-use portolan_base::{
-    Clock, InstanceName, ModelName, Moment, Permille, Random, SiteName, TenantName, Tokens,
-};
+use portolan_base::{Clock, InstanceName, ModelName, Moment, Permille, Random, SiteName, TenantName, Tokens};
 use portolan_decide::{FleetView, InstanceView, SiteIndex, SiteView};
 use portolan_policy::{NameTables, SiteEntry};
 use portolan_ports::{
-    Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet, KeyRecord,
-    MemoryStore, NoLinks, PolicyStore, Principal, Role, TenantRecord,
+    Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet,
+    KeyRecord, MemoryStore, NoLinks, PolicyStore, Principal, Role, TenantRecord,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -84,7 +82,11 @@ impl App {
             names: Arc::new(move || Arc::clone(&tables)),
             clock: Arc::clone(&clock),
         });
-        let model = ServedModel { text: Arc::new(text), description: description.clone(), created: 1_700_000_000 };
+        let model = ServedModel {
+            text: Arc::new(text),
+            description: description.clone(),
+            created: 1_700_000_000,
+        };
         let site = Site::new(SiteParts {
             name: SiteName::new("paris").unwrap(),
             index: SiteIndex(0),
@@ -99,15 +101,36 @@ impl App {
             secret: [7; 32],
             limits,
         });
-        Self { router: router(Arc::clone(&site)), site, engine, store }
+        Self {
+            router: router(Arc::clone(&site)),
+            site,
+            engine,
+            store,
+        }
     }
 
     pub(super) async fn send(&self, request: Request<Body>) -> Reply {
-        let response = self.router.clone().oneshot(request).await.expect("the router is infallible");
+        let response = self
+            .router
+            .clone()
+            .oneshot(request)
+            .await
+            .expect("the router is infallible");
         let (parts, body) = response.into_parts();
-        let body = body.collect().await.expect("bodies of ours do not fail").to_bytes();
-        let reply = Reply { status: parts.status, headers: parts.headers, body };
-        assert!(reply.headers.contains_key(REQUEST_ID), "every response names its request: {reply:?}");
+        let body = body
+            .collect()
+            .await
+            .expect("bodies of ours do not fail")
+            .to_bytes();
+        let reply = Reply {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        };
+        assert!(
+            reply.headers.contains_key(REQUEST_ID),
+            "every response names its request: {reply:?}"
+        );
         reply
     }
 
@@ -120,7 +143,8 @@ impl App {
     }
 
     pub(super) async fn post_as(&self, key: &str, path: &str, body: Value) -> Reply {
-        self.send(request(Method::POST, path, key, Body::from(body.to_string()))).await
+        self.send(request(Method::POST, path, key, Body::from(body.to_string())))
+            .await
     }
 
     pub(super) async fn complete(&self, body: Value) -> Reply {
@@ -157,24 +181,83 @@ impl Reply {
     pub(super) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop(), Some("[DONE]"));
-        events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+        events
+            .into_iter()
+            .map(|event| serde_json::from_str(event).unwrap())
+            .collect()
     }
 }
 
+/// Checks a failure: status, type, param, a phrase of the message, and OpenAI's shape.
+pub(super) fn expect_error(
+    what: &str,
+    reply: &Reply,
+    (status, kind, param, phrase): (u16, &str, Option<&str>, &str),
+) {
+    assert_eq!(reply.status.as_u16(), status, "{what}: {reply:?}");
+    assert_eq!(reply.header("content-type"), "application/json", "{what}");
+    let json = reply.json();
+    let error = json["error"]
+        .as_object()
+        .unwrap_or_else(|| panic!("{what}: {json}"));
+    let mut fields: Vec<_> = error.keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    assert_eq!(fields, ["code", "message", "param", "type"], "{what}");
+    assert_eq!(error["type"], kind, "{what}: {json}");
+    assert_eq!(error["param"].as_str(), param, "{what}: {json}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains(phrase), "{what}: {message:?} lacks {phrase:?}");
+    assert!(
+        message.len() < 600,
+        "{what}: a message must not echo the request: {} bytes",
+        message.len()
+    );
+}
+
+/// `base` with some fields changed; a null removes the field.
+pub(super) fn merged(mut base: Value, changes: Value) -> Value {
+    let (Value::Object(fields), Value::Object(changes)) = (&mut base, changes) else {
+        panic!("not objects")
+    };
+    for (name, value) in changes {
+        match value {
+            Value::Null => drop(fields.remove(&name)),
+            value => drop(fields.insert(name, value)),
+        }
+    }
+    base
+}
+
 pub(super) fn request(method: Method, path: &str, key: &str, body: Body) -> Request<Body> {
-    let builder = Request::builder().method(method).uri(path).header("content-type", "application/json");
-    let builder = if key.is_empty() { builder } else { builder.header("authorization", format!("Bearer {key}")) };
+    let builder = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/json");
+    let builder = if key.is_empty() {
+        builder
+    } else {
+        builder.header("authorization", format!("Bearer {key}"))
+    };
     builder.body(body).unwrap()
 }
 
 fn description() -> EngineDescription {
     let model = ModelName::new("fake").unwrap();
-    let layers = vec![LayerKv::FullAttention { kv_heads: 1, head_dim: 2 }];
+    let layers = vec![LayerKv::FullAttention {
+        kv_heads: 1,
+        head_dim: 2,
+    }];
     EngineDescription {
         instance: InstanceName::new("e1").unwrap(),
         model: model.clone(),
         role: Role::Both,
-        layout: Arc::new(KvLayout { model, model_version: 1, dtype: KvDtype::F32, block_tokens: 16, layers }),
+        layout: Arc::new(KvLayout {
+            model,
+            model_version: 1,
+            dtype: KvDtype::F32,
+            block_tokens: 16,
+            layers,
+        }),
         context_tokens: Tokens(CONTEXT),
         vocabulary: FAKE_VOCABULARY,
         decode_slots: 8,
@@ -184,7 +267,11 @@ fn description() -> EngineDescription {
 fn names() -> NameTables {
     NameTables {
         tenant: String::new(),
-        sites: vec![SiteEntry { name: "paris".into(), region: "europe".into(), jurisdiction: 1 }],
+        sites: vec![SiteEntry {
+            name: "paris".into(),
+            region: "europe".into(),
+            jurisdiction: 1,
+        }],
         jurisdictions: ["any", "eu", "us"].map(Into::into).to_vec(),
         models: vec!["fake".into()],
         user_classes: ["standard", "sensitive", "secret"].map(Into::into).to_vec(),
@@ -193,7 +280,10 @@ fn names() -> NameTables {
 
 fn view() -> FleetView {
     FleetView {
-        sites: vec![SiteView { name: SiteName::new("paris").unwrap(), jurisdiction: 1 }],
+        sites: vec![SiteView {
+            name: SiteName::new("paris").unwrap(),
+            jurisdiction: 1,
+        }],
         instances: vec![InstanceView {
             name: InstanceName::new("e1").unwrap(),
             site: SiteIndex(0),
@@ -224,13 +314,23 @@ fn store() -> MemoryStore {
         jurisdiction: jurisdiction.into(),
         user_class: class.into(),
     };
-    for record in [tenant("acme", "", "standard"), tenant("globex", "eu", "sensitive"), tenant("lost", "mars", "")] {
+    for record in [
+        tenant("acme", "", "standard"),
+        tenant("globex", "eu", "sensitive"),
+        tenant("lost", "mars", ""),
+    ] {
         let key = format!("key-{}", record.name);
-        let let_in = KeyRecord { principal: Principal::Tenant(record.name.clone()), label: "test".into() };
+        let let_in = KeyRecord {
+            principal: Principal::Tenant(record.name.clone()),
+            label: "test".into(),
+        };
         store.put_tenant(record, "test", Moment(1)).unwrap();
         store.put_key(&key, let_in, "test", Moment(1)).unwrap();
     }
-    let operator = KeyRecord { principal: Principal::Operator, label: "test".into() };
+    let operator = KeyRecord {
+        principal: Principal::Operator,
+        label: "test".into(),
+    };
     store.put_key(OPERATOR, operator, "test", Moment(1)).unwrap();
     store
 }

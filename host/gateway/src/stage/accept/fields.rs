@@ -27,17 +27,27 @@ impl<'a> Fields<'a> {
             RequestError::new(ErrorKind::BadRequest, message).with_code("invalid_json")
         })?;
         let unique: UniqueFields<'a> = serde_json::from_str(text).map_err(|error| {
-            let message = format!("the request body is not a usable JSON object: {}", shorten(&error.to_string()));
+            let message = format!(
+                "the request body is not a usable JSON object: {}",
+                shorten(&error.to_string())
+            );
             RequestError::new(ErrorKind::BadRequest, message).with_code("invalid_json")
         })?;
-        Ok(Self { prefix: "", values: unique.0 })
+        Ok(Self {
+            prefix: "",
+            values: unique.0,
+        })
     }
 
     /// The fields of an object that is itself a field, or none when it is absent. `prefix` ends with a dot.
     pub(super) fn object(&mut self, name: &str, prefix: &'static str) -> Result<Self, RequestError> {
         let values = match self.raw(name) {
             None => BTreeMap::new(),
-            Some(raw) => serde_json::from_str::<UniqueFields<'a>>(raw).map_err(|e| self.unusable(name, &e))?.0,
+            Some(raw) => {
+                serde_json::from_str::<UniqueFields<'a>>(raw)
+                    .map_err(|e| self.unusable(name, &e))?
+                    .0
+            }
         };
         Ok(Self { prefix, values })
     }
@@ -55,28 +65,49 @@ impl<'a> Fields<'a> {
 
     /// A field of any type.
     pub(super) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, RequestError> {
-        let Some(raw) = self.raw(name) else { return Ok(None) };
-        serde_json::from_str(raw).map(Some).map_err(|error| self.unusable(name, &error))
+        let Some(raw) = self.raw(name) else {
+            return Ok(None);
+        };
+        serde_json::from_str(raw)
+            .map(Some)
+            .map_err(|error| self.unusable(name, &error))
     }
 
     /// An integer within bounds.
-    pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, RequestError> {
-        let Some(value) = self.take::<i64>(name)? else { return Ok(None) };
+    pub(super) fn integer(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, RequestError> {
+        let Some(value) = self.take::<i64>(name)? else {
+            return Ok(None);
+        };
         self.within(name, value, range).map(Some)
     }
 
     /// A finite number within bounds.
-    pub(super) fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, RequestError> {
-        let Some(value) = self.take::<f64>(name)? else { return Ok(None) };
+    pub(super) fn number(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, RequestError> {
+        let Some(value) = self.take::<f64>(name)? else {
+            return Ok(None);
+        };
         self.within(name, value, range).map(Some)
     }
 
     /// A text of at least one byte and at most `most` bytes.
     pub(super) fn text(&mut self, name: &str, most: usize) -> Result<Option<String>, RequestError> {
-        let Some(value) = self.take::<String>(name)? else { return Ok(None) };
+        let Some(value) = self.take::<String>(name)? else {
+            return Ok(None);
+        };
         let path = self.path(name);
         match value.len() {
-            0 => Err(RequestError::bad_field(&path, format!("{path} is empty; leave it out instead"))),
+            0 => Err(RequestError::bad_field(
+                &path,
+                format!("{path} is empty; leave it out instead"),
+            )),
             n if n > most => {
                 let message = format!("{path} has {n} bytes, at most {most} are taken");
                 Err(RequestError::bad_field(&path, message))
@@ -119,7 +150,9 @@ impl<'a> Fields<'a> {
 pub(super) fn unusable(path: &str, error: &serde_json::Error) -> RequestError {
     let text = error.to_string();
     // The position counts from the beginning of the value, which tells the client nothing.
-    let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
+    let reason = text
+        .rsplit_once(" at line ")
+        .map_or(text.as_str(), |(reason, _)| reason);
     RequestError::bad_field(path, format!("{path} cannot be used: {}", shorten(reason)))
 }
 
@@ -128,7 +161,10 @@ fn shorten(text: &str) -> String {
         return text.to_owned();
     }
     let half = QUOTE_MAX_BYTES / 2;
-    let (head, tail) = (text.floor_char_boundary(half), text.ceil_char_boundary(text.len() - half));
+    let (head, tail) = (
+        text.floor_char_boundary(half),
+        text.ceil_char_boundary(text.len() - half),
+    );
     format!("{}…{}", &text[..head], &text[tail..])
 }
 
@@ -154,7 +190,9 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         let mut values = BTreeMap::new();
         while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
             if values.contains_key(&name) {
-                return Err(serde::de::Error::custom(format_args!("the field {name:?} occurs twice")));
+                return Err(serde::de::Error::custom(format_args!(
+                    "the field {name:?} occurs twice"
+                )));
             }
             values.insert(name, value);
         }

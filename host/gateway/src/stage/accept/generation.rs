@@ -51,7 +51,12 @@ impl Generation {
             stop: stop(fields)?,
             ignore_eos: fields.take::<bool>("ignore_eos")?.unwrap_or(false),
             limit: limit(fields, endpoint)?,
-            options: AnswerOptions { endpoint, choices, delivery, return_token_ids },
+            options: AnswerOptions {
+                endpoint,
+                choices,
+                delivery,
+                return_token_ids,
+            },
         })
     }
 }
@@ -63,8 +68,10 @@ fn delivery(fields: &mut Fields<'_>) -> Result<Delivery, RequestError> {
     let usage = options.take::<bool>("include_usage")?.unwrap_or(false);
     if options.take::<bool>("continuous_usage_stats")?.unwrap_or(false) {
         let message = "stream_options.continuous_usage_stats is not supported here; use include_usage";
-        return Err(RequestError::bad_field("stream_options.continuous_usage_stats", message)
-            .with_code("unsupported_parameter"));
+        return Err(
+            RequestError::bad_field("stream_options.continuous_usage_stats", message)
+                .with_code("unsupported_parameter"),
+        );
     }
     match (streamed, has_options) {
         (false, true) => {
@@ -84,10 +91,16 @@ fn sampling(fields: &mut Fields<'_>, random: &dyn Random) -> Result<Sampling, Re
         return Err(RequestError::bad_field("top_p", "top_p must be above 0, got 0"));
     }
     // -1 and 0 both mean "all", as in vLLM.
-    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map_or(0, |k| to_u32(k.max(0)));
+    let top_k = fields
+        .integer("top_k", -1..=i64::from(u32::MAX))?
+        .map_or(0, |k| to_u32(k.max(0)));
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     Ok(Sampling {
-        temperature: if temperature < GREEDY_BELOW { 0.0 } else { temperature as f32 },
+        temperature: if temperature < GREEDY_BELOW {
+            0.0
+        } else {
+            temperature as f32
+        },
         top_p: top_p as f32,
         top_k,
         seed: seed.map_or_else(|| random.next_u64(), i64::cast_unsigned),
@@ -95,7 +108,9 @@ fn sampling(fields: &mut Fields<'_>, random: &dyn Random) -> Result<Sampling, Re
 }
 
 fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, RequestError> {
-    let Some(raw) = fields.raw("stop") else { return Ok(Vec::new()) };
+    let Some(raw) = fields.raw("stop") else {
+        return Ok(Vec::new());
+    };
     let parsed = if raw.starts_with('[') {
         serde_json::from_str::<Vec<String>>(raw)
     } else {
@@ -103,15 +118,24 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, RequestError> {
     };
     let texts = parsed.map_err(|error| unusable("stop", &error))?;
     if texts.len() > STOP_TEXTS_MAX {
-        let message = format!("stop holds {} texts, at most {STOP_TEXTS_MAX} are taken", texts.len());
+        let message = format!(
+            "stop holds {} texts, at most {STOP_TEXTS_MAX} are taken",
+            texts.len()
+        );
         return Err(RequestError::bad_field("stop", message));
     }
     for text in &texts {
         if text.is_empty() {
-            return Err(RequestError::bad_field("stop", "stop holds an empty text, which would end every answer"));
+            return Err(RequestError::bad_field(
+                "stop",
+                "stop holds an empty text, which would end every answer",
+            ));
         }
         if text.len() > STOP_TEXT_MAX_BYTES {
-            let message = format!("a stop text has {} bytes, at most {STOP_TEXT_MAX_BYTES} are taken", text.len());
+            let message = format!(
+                "a stop text has {} bytes, at most {STOP_TEXT_MAX_BYTES} are taken",
+                text.len()
+            );
             return Err(RequestError::bad_field("stop", message));
         }
     }

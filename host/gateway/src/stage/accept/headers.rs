@@ -29,15 +29,23 @@ impl HeaderHints {
     pub(super) fn read(headers: &HeaderMap) -> Result<Self, RequestError> {
         let mut hints = Self::default();
         for name in headers.keys() {
-            let Some(word) = name.as_str().strip_prefix(PREFIX) else { continue };
+            let Some(word) = name.as_str().strip_prefix(PREFIX) else {
+                continue;
+            };
             let mut values = headers.get_all(name).iter();
             let (value, more) = (values.next(), values.next());
-            let text = value.and_then(|value| value.to_str().ok()).map(str::trim).unwrap_or_default();
+            let text = value
+                .and_then(|value| value.to_str().ok())
+                .map(str::trim)
+                .unwrap_or_default();
             if more.is_some() {
                 return Err(bad(word, "was sent more than once"));
             }
             if text.is_empty() || text.len() > TEXT_MAX_BYTES {
-                return Err(bad(word, &format!("must hold 1 to {TEXT_MAX_BYTES} printable ASCII characters")));
+                return Err(bad(
+                    word,
+                    &format!("must hold 1 to {TEXT_MAX_BYTES} printable ASCII characters"),
+                ));
             }
             hints.set(word, text)?;
         }
@@ -60,7 +68,12 @@ impl HeaderHints {
             },
             _ => match word.strip_prefix(LABEL_PREFIX) {
                 Some(label) => drop(self.labels.insert(label.to_owned(), text.to_owned())),
-                None => return Err(bad(word, &format!("is unknown; after {PREFIX} there may be {KNOWN}"))),
+                None => {
+                    return Err(bad(
+                        word,
+                        &format!("is unknown; after {PREFIX} there may be {KNOWN}"),
+                    ));
+                }
             },
         }
         Ok(())
@@ -68,11 +81,15 @@ impl HeaderHints {
 }
 
 fn number(word: &str, text: &str) -> Result<u32, RequestError> {
-    text.parse().map_err(|_| bad(word, "must be a whole number below 2^32"))
+    text.parse()
+        .map_err(|_| bad(word, "must be a whole number below 2^32"))
 }
 
 fn bad(word: &str, fault: &str) -> RequestError {
     let header = format!("{PREFIX}{word}");
     let message = format!("the header {header} {fault}");
-    RequestError { param: Some(header), ..RequestError::new(ErrorKind::BadRequest, message) }
+    RequestError {
+        param: Some(header),
+        ..RequestError::new(ErrorKind::BadRequest, message)
+    }
 }

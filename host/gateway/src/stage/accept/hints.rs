@@ -47,15 +47,24 @@ impl Hints {
     pub(super) fn take(fields: &mut Fields<'_>, headers: &HeaderMap) -> Result<Self, RequestError> {
         let header = HeaderHints::read(headers)?;
         let request_id = fields.text("request_id", usize::MAX)?;
-        let request_id = agree("request_id", request_id, header.request_id)?.map(|id| request_id_of(&id)).transpose()?;
+        let request_id = agree("request_id", request_id, header.request_id)?
+            .map(|id| request_id_of(&id))
+            .transpose()?;
         let tenant = fields.text("tenant_id", TEXT_MAX_BYTES)?;
         let trace_id = fields.text("trace_id", TEXT_MAX_BYTES)?;
         let prefill_mode = prefill_mode(fields)?;
         let mut inner = fields.object("portolan", "portolan.")?;
         let bound = 0..=i64::from(u32::MAX);
-        let priority = inner.integer("priority", bound.clone())?.and_then(|n| u32::try_from(n).ok());
-        let ttft_slo_ms = inner.integer("ttft_slo_ms", bound)?.and_then(|n| u32::try_from(n).ok());
-        let (session, class) = (inner.text("session", TEXT_MAX_BYTES)?, inner.text("user_class", TEXT_MAX_BYTES)?);
+        let priority = inner
+            .integer("priority", bound.clone())?
+            .and_then(|n| u32::try_from(n).ok());
+        let ttft_slo_ms = inner
+            .integer("ttft_slo_ms", bound)?
+            .and_then(|n| u32::try_from(n).ok());
+        let (session, class) = (
+            inner.text("session", TEXT_MAX_BYTES)?,
+            inner.text("user_class", TEXT_MAX_BYTES)?,
+        );
         let jurisdiction = inner.text("jurisdiction", TEXT_MAX_BYTES)?;
         let batch = agree("portolan.batch", inner.take::<bool>("batch")?, header.batch)?.unwrap_or(false);
         let labels = labels(inner.take("labels")?.unwrap_or_default(), header.labels)?;
@@ -70,7 +79,11 @@ impl Hints {
             user_class: agree("portolan.user_class", class, header.user_class)?,
             priority: agree("portolan.priority", priority, header.priority)?.unwrap_or(0),
             ttft_slo_ms: agree("portolan.ttft_slo_ms", ttft_slo_ms, header.ttft_slo_ms)?.unwrap_or(0),
-            kind: if batch { RequestKind::Batch } else { RequestKind::Interactive },
+            kind: if batch {
+                RequestKind::Batch
+            } else {
+                RequestKind::Interactive
+            },
             jurisdiction: agree("portolan.jurisdiction", jurisdiction, header.jurisdiction)?,
             labels,
             dependencies,
@@ -79,10 +92,15 @@ impl Hints {
 }
 
 /// A value said twice must be the same: a gateway of the client's own may set the header to limit what the body asks.
-fn agree<T: PartialEq + Debug>(path: &str, body: Option<T>, header: Option<T>) -> Result<Option<T>, RequestError> {
+fn agree<T: PartialEq + Debug>(
+    path: &str,
+    body: Option<T>,
+    header: Option<T>,
+) -> Result<Option<T>, RequestError> {
     match (body, header) {
         (Some(body), Some(header)) if body != header => {
-            let message = format!("{path} is {body:?} in the body and {header:?} in the header; send it once");
+            let message =
+                format!("{path} is {body:?} in the body and {header:?} in the header; send it once");
             Err(RequestError::bad_field(path, message))
         }
         (body, header) => Ok(body.or(header)),
@@ -122,7 +140,10 @@ fn labels(
     }
     let refused = |message: String| Err(RequestError::bad_field("portolan.labels", message));
     if labels.len() > LABELS_MAX {
-        return refused(format!("{} labels were sent, at most {LABELS_MAX} are taken", labels.len()));
+        return refused(format!(
+            "{} labels were sent, at most {LABELS_MAX} are taken",
+            labels.len()
+        ));
     }
     for (name, value) in &labels {
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
@@ -132,7 +153,10 @@ fn labels(
             ));
         }
         if value.len() > TEXT_MAX_BYTES {
-            return refused(format!("the label {name} has {} bytes, at most {TEXT_MAX_BYTES} are taken", value.len()));
+            return refused(format!(
+                "the label {name} has {} bytes, at most {TEXT_MAX_BYTES} are taken",
+                value.len()
+            ));
         }
     }
     Ok(labels)
@@ -159,7 +183,12 @@ fn dependencies(dependencies: Vec<Dependency>) -> Result<Vec<Dependency>, Reques
 }
 
 fn refuse_unknown(inner: &Fields<'_>) -> Result<(), RequestError> {
-    let Some(name) = inner.leftover() else { return Ok(()) };
+    let Some(name) = inner.leftover() else {
+        return Ok(());
+    };
     let path = inner.path(name);
-    Err(RequestError::bad_field(&path, format!("{path} is unknown; the portolan object holds {KNOWN}")))
+    Err(RequestError::bad_field(
+        &path,
+        format!("{path} is unknown; the portolan object holds {KNOWN}"),
+    ))
 }

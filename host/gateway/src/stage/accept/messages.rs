@@ -13,16 +13,29 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// The conversation, at least one message.
 pub(super) fn take(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, RequestError> {
     let Some(messages) = fields.take::<Vec<Map<String, Value>>>("messages")? else {
-        return Err(RequestError::bad_field("messages", "messages is missing; send at least one message"));
+        return Err(RequestError::bad_field(
+            "messages",
+            "messages is missing; send at least one message",
+        ));
     };
     if messages.is_empty() {
-        return Err(RequestError::bad_field("messages", "messages is empty; send at least one message"));
+        return Err(RequestError::bad_field(
+            "messages",
+            "messages is empty; send at least one message",
+        ));
     }
     if messages.len() > MESSAGES_MAX {
-        let message = format!("messages holds {} messages, at most {MESSAGES_MAX} are taken", messages.len());
+        let message = format!(
+            "messages holds {} messages, at most {MESSAGES_MAX} are taken",
+            messages.len()
+        );
         return Err(RequestError::bad_field("messages", message));
     }
-    messages.into_iter().enumerate().map(|(i, message)| one(i, message)).collect()
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(i, message)| one(i, message))
+        .collect()
 }
 
 fn one(i: usize, mut message: Map<String, Value>) -> Result<ChatMessage, RequestError> {
@@ -41,7 +54,11 @@ fn one(i: usize, mut message: Map<String, Value>) -> Result<ChatMessage, Request
         Some(Value::Null) | None => return Err(bad(i, "content", "is missing")),
         Some(_) => return Err(bad(i, "content", "must be a text or a list of text parts")),
     };
-    Ok(ChatMessage { role, content, rest: message })
+    Ok(ChatMessage {
+        role,
+        content,
+        rest: message,
+    })
 }
 
 /// Text parts become one text, a line each, as vLLM joins them.
@@ -53,7 +70,13 @@ fn join(i: usize, parts: Vec<Value>) -> Result<String, RequestError> {
         match (kind, part.get("text")) {
             ("text", Some(Value::String(text))) => texts.push(text.clone()),
             ("text", _) => return Err(bad(i, &name, "is a text part without a text")),
-            ("", _) => return Err(bad(i, &name, "has no type; send {\"type\": \"text\", \"text\": …}")),
+            ("", _) => {
+                return Err(bad(
+                    i,
+                    &name,
+                    "has no type; send {\"type\": \"text\", \"text\": …}",
+                ));
+            }
             _ => return Err(bad(i, &name, "is not a text part; only text is supported here")),
         }
     }

@@ -11,12 +11,17 @@ use portolan_ports::{Principal, TenantRecord};
 const ANY: &str = "any";
 
 /// The tenant the request is served for.
-pub(super) fn tenant(site: &Site, principal: &Principal, hints: &Hints) -> Result<TenantRecord, RequestError> {
+pub(super) fn tenant(
+    site: &Site,
+    principal: &Principal,
+    hints: &Hints,
+) -> Result<TenantRecord, RequestError> {
     let name = match (principal, hints.tenant.as_deref()) {
         (Principal::Tenant(own), None) => own.clone(),
         (Principal::Tenant(own), Some(asked)) if own.as_str() == asked => own.clone(),
         (Principal::Tenant(_), Some(_)) => {
-            let message = "tenant_id is not the tenant of this key; leave it out or send the key's own tenant";
+            let message =
+                "tenant_id is not the tenant of this key; leave it out or send the key's own tenant";
             return Err(field(ErrorKind::Forbidden, "tenant_id", message));
         }
         (Principal::Operator, None) => {
@@ -28,7 +33,10 @@ pub(super) fn tenant(site: &Site, principal: &Principal, hints: &Hints) -> Resul
     match site.parts.store.tenant(&name) {
         Ok(Some(record)) => Ok(record),
         Ok(None) if *principal == Principal::Operator => Err(unknown_tenant()),
-        Ok(None) => Err(RequestError::new(ErrorKind::Forbidden, "the tenant of this key does not exist any more")),
+        Ok(None) => Err(RequestError::new(
+            ErrorKind::Forbidden,
+            "the tenant of this key does not exist any more",
+        )),
         Err(error) => {
             let message = "the tenant could not be looked up";
             Err(RequestError::new(ErrorKind::Internal, message).with_detail(error))
@@ -37,11 +45,19 @@ pub(super) fn tenant(site: &Site, principal: &Principal, hints: &Hints) -> Resul
 }
 
 fn unknown_tenant() -> RequestError {
-    field(ErrorKind::NotFound, "tenant_id", "tenant_id names no tenant of this platform")
+    field(
+        ErrorKind::NotFound,
+        "tenant_id",
+        "tenant_id names no tenant of this platform",
+    )
 }
 
 /// The tenant's record with the jurisdiction and class of this one request.
-pub(super) fn narrow(mut tenant: TenantRecord, names: &NameTables, hints: &Hints) -> Result<TenantRecord, RequestError> {
+pub(super) fn narrow(
+    mut tenant: TenantRecord,
+    names: &NameTables,
+    hints: &Hints,
+) -> Result<TenantRecord, RequestError> {
     tenant.jurisdiction = jurisdiction(&tenant.jurisdiction, names, hints.jurisdiction.as_deref())?;
     tenant.user_class = user_class(&tenant.user_class, names, hints.user_class.as_deref())?;
     Ok(tenant)
@@ -59,7 +75,10 @@ fn jurisdiction(own: &str, names: &NameTables, asked: Option<&str>) -> Result<St
         None => Ok(own.to_owned()),
         Some(asked) if names.jurisdiction(asked).is_none() => {
             let known = names.jurisdictions.join(", ");
-            Err(RequestError::bad_field(PATH, format!("{PATH} is not known here; use one of {known}")))
+            Err(RequestError::bad_field(
+                PATH,
+                format!("{PATH} is not known here; use one of {known}"),
+            ))
         }
         Some(asked) if unbound || asked == own => Ok(asked.to_owned()),
         Some(_) => {
@@ -79,15 +98,21 @@ fn user_class(own: &str, names: &NameTables, asked: Option<&str>) -> Result<Stri
         own => position(own),
     };
     let own_at = own_at.ok_or_else(|| misconfigured(&format!("class {own:?}")))?;
-    let Some(asked) = asked else { return Ok(own.to_owned()) };
+    let Some(asked) = asked else {
+        return Ok(own.to_owned());
+    };
     match position(asked) {
         None => {
             let known = names.user_classes.join(", ");
-            Err(RequestError::bad_field(PATH, format!("{PATH} is not known here; use one of {known}")))
+            Err(RequestError::bad_field(
+                PATH,
+                format!("{PATH} is not known here; use one of {known}"),
+            ))
         }
         Some(at) if at < own_at => {
             let allowed = names.user_classes[own_at..].join(", ");
-            let message = format!("{PATH} may not be less restricted than the tenant's own; use one of {allowed}");
+            let message =
+                format!("{PATH} may not be less restricted than the tenant's own; use one of {allowed}");
             Err(field(ErrorKind::Forbidden, PATH, message))
         }
         Some(_) => Ok(asked.to_owned()),
@@ -96,9 +121,13 @@ fn user_class(own: &str, names: &NameTables, asked: Option<&str>) -> Result<Stri
 
 fn misconfigured(what: &str) -> RequestError {
     let message = "this tenant's configuration does not fit this site; tell the platform's operator";
-    RequestError::new(ErrorKind::Internal, message).with_detail(format!("the tenant's {what} is in no name table"))
+    RequestError::new(ErrorKind::Internal, message)
+        .with_detail(format!("the tenant's {what} is in no name table"))
 }
 
 fn field(kind: ErrorKind, path: &str, message: impl Into<String>) -> RequestError {
-    RequestError { param: Some(path.to_owned()), ..RequestError::new(kind, message) }
+    RequestError {
+        param: Some(path.to_owned()),
+        ..RequestError::new(kind, message)
+    }
 }

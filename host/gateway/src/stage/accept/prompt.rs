@@ -1,8 +1,8 @@
 //! What the client sent as its prompt, and how it becomes tokens.
 
+use super::Endpoint;
 use super::fields::{Fields, unusable};
 use super::messages;
-use super::Endpoint;
 use crate::error::{ErrorKind, RequestError};
 use crate::site::ServedModel;
 use portolan_ports::{ChatMessage, TextError};
@@ -36,8 +36,12 @@ impl Prompts {
         let text = &model.text;
         let tokenised: Vec<(String, Vec<u32>)> = match self {
             Self::Chat(messages) => {
-                let rendered = text.render_chat(&messages).map_err(|e| text_error(&e, "messages"))?;
-                let tokens = text.encode(&rendered, false).map_err(|e| text_error(&e, "messages"))?;
+                let rendered = text
+                    .render_chat(&messages)
+                    .map_err(|e| text_error(&e, "messages"))?;
+                let tokens = text
+                    .encode(&rendered, false)
+                    .map_err(|e| text_error(&e, "messages"))?;
                 vec![("messages".to_owned(), tokens)]
             }
             Self::Texts(texts) => named(texts)
@@ -53,37 +57,55 @@ impl Prompts {
                 })
                 .collect::<Result<_, RequestError>>()?,
         };
-        tokenised.into_iter().map(|(name, tokens)| fitting(&name, tokens, model)).collect()
+        tokenised
+            .into_iter()
+            .map(|(name, tokens)| fitting(&name, tokens, model))
+            .collect()
     }
 }
 
 /// Prompts with the name an error gives them: the only one is `prompt`, of several the second is `prompt[1]`.
 fn named<T>(prompts: Vec<T>) -> impl Iterator<Item = (String, T)> {
     let several = prompts.len() > 1;
-    prompts.into_iter().enumerate().map(move |(i, prompt)| match several {
-        true => (format!("prompt[{i}]"), prompt),
-        false => ("prompt".to_owned(), prompt),
-    })
+    prompts
+        .into_iter()
+        .enumerate()
+        .map(move |(i, prompt)| match several {
+            true => (format!("prompt[{i}]"), prompt),
+            false => ("prompt".to_owned(), prompt),
+        })
 }
 
 fn completion(fields: &mut Fields<'_>) -> Result<Prompts, RequestError> {
     let Some(raw) = fields.raw("prompt") else {
-        return Err(RequestError::bad_field("prompt", "prompt is missing; send a text, texts, token ids or lists of them"));
+        return Err(RequestError::bad_field(
+            "prompt",
+            "prompt is missing; send a text, texts, token ids or lists of them",
+        ));
     };
     let form = |error: &serde_json::Error| unusable("prompt", error);
-    let first = raw.strip_prefix('[').map(|inner| inner.trim_start().chars().next().unwrap_or(']'));
+    let first = raw
+        .strip_prefix('[')
+        .map(|inner| inner.trim_start().chars().next().unwrap_or(']'));
     match (raw.chars().next(), first) {
         (Some('"'), _) => bounded(vec![serde_json::from_str(raw).map_err(|e| form(&e))?]).map(Prompts::Texts),
-        (_, Some(']')) => Err(RequestError::bad_field("prompt", "prompt is an empty list; send at least one prompt")),
+        (_, Some(']')) => Err(RequestError::bad_field(
+            "prompt",
+            "prompt is an empty list; send at least one prompt",
+        )),
         (_, Some('"')) => {
             let items: Vec<&RawValue> = serde_json::from_str(raw).map_err(|e| form(&e))?;
             bounded(items)?;
-            serde_json::from_str(raw).map(Prompts::Texts).map_err(|e| form(&e))
+            serde_json::from_str(raw)
+                .map(Prompts::Texts)
+                .map_err(|e| form(&e))
         }
         (_, Some('[')) => {
             let items: Vec<&RawValue> = serde_json::from_str(raw).map_err(|e| form(&e))?;
             bounded(items)?;
-            serde_json::from_str(raw).map(Prompts::Tokens).map_err(|e| form(&e))
+            serde_json::from_str(raw)
+                .map(Prompts::Tokens)
+                .map_err(|e| form(&e))
         }
         (_, Some(_)) => {
             let ids: Vec<i64> = serde_json::from_str(raw).map_err(|e| form(&e))?;
@@ -98,7 +120,10 @@ fn completion(fields: &mut Fields<'_>) -> Result<Prompts, RequestError> {
 
 fn bounded<T>(prompts: Vec<T>) -> Result<Vec<T>, RequestError> {
     if prompts.len() > PROMPTS_MAX {
-        let message = format!("prompt holds {} prompts, at most {PROMPTS_MAX} are taken at once", prompts.len());
+        let message = format!(
+            "prompt holds {} prompts, at most {PROMPTS_MAX} are taken at once",
+            prompts.len()
+        );
         return Err(RequestError::bad_field("prompt", message));
     }
     Ok(prompts)
@@ -107,12 +132,16 @@ fn bounded<T>(prompts: Vec<T>) -> Result<Vec<T>, RequestError> {
 fn known_ids(name: &str, ids: &[i64], vocabulary: u32) -> Result<Vec<u32>, RequestError> {
     ids.iter()
         .map(|&id| {
-            u32::try_from(id).ok().filter(|&id| id < vocabulary).ok_or_else(|| {
-                let last = vocabulary.saturating_sub(1);
-                let message =
-                    format!("{name}: token id {id} is out of vocabulary; this model's ids are 0 to {last}");
-                RequestError::bad_field("prompt", message)
-            })
+            u32::try_from(id)
+                .ok()
+                .filter(|&id| id < vocabulary)
+                .ok_or_else(|| {
+                    let last = vocabulary.saturating_sub(1);
+                    let message = format!(
+                        "{name}: token id {id} is out of vocabulary; this model's ids are 0 to {last}"
+                    );
+                    RequestError::bad_field("prompt", message)
+                })
         })
         .collect()
 }
@@ -120,7 +149,10 @@ fn known_ids(name: &str, ids: &[i64], vocabulary: u32) -> Result<Vec<u32>, Reque
 fn fitting(name: &str, tokens: Vec<u32>, model: &ServedModel) -> Result<Arc<[u32]>, RequestError> {
     let field = name.split('[').next().unwrap_or(name);
     if tokens.is_empty() {
-        return Err(RequestError::bad_field(field, format!("{name} is empty; send at least one token")));
+        return Err(RequestError::bad_field(
+            field,
+            format!("{name} is empty; send at least one token"),
+        ));
     }
     let context = model.description.context_tokens.0;
     if u64::from(context) <= tokens.len() as u64 {
@@ -137,9 +169,12 @@ fn fitting(name: &str, tokens: Vec<u32>, model: &ServedModel) -> Result<Arc<[u32
 fn text_error(error: &TextError, name: &str) -> RequestError {
     let field = name.split('[').next().unwrap_or(name);
     match error {
-        TextError::NoChatTemplate | TextError::Template(_) => RequestError::bad_field(field, error.to_string()),
+        TextError::NoChatTemplate | TextError::Template(_) => {
+            RequestError::bad_field(field, error.to_string())
+        }
         TextError::Tokenizer(_) => {
-            RequestError::new(ErrorKind::Internal, "the prompt could not be turned into tokens").with_detail(error)
+            RequestError::new(ErrorKind::Internal, "the prompt could not be turned into tokens")
+                .with_detail(error)
         }
     }
 }

@@ -62,7 +62,9 @@ const REFUSED: [(&str, Nothing); 37] = [
 /// Refuses the first field that asks for something no engine here can do.
 pub(super) fn check(fields: &mut Fields<'_>) -> Result<(), RequestError> {
     for (name, nothing) in &REFUSED {
-        let Some(value) = fields.take::<Value>(name)? else { continue };
+        let Some(value) = fields.take::<Value>(name)? else {
+            continue;
+        };
         if !nothing.holds(&value) {
             let message = format!("{name} is not supported here; leave it out{}", nothing.hint());
             return Err(RequestError::bad_field(name, message).with_code("unsupported_parameter"));
