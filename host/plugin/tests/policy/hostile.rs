@@ -136,6 +136,22 @@ fn a_guest_that_lives_with_refused_memory_is_heard() {
 }
 
 #[test]
+fn a_version_that_takes_much_memory_leaves_the_calling_thread() {
+    let loader = loader();
+    let is_slow_after = |pages: u32| {
+        let policy = policy(
+            &loader,
+            &Guest::hostile(&format!("(drop (memory.grow (i32.const {pages})))")),
+        );
+        assert!(Routing::new(1, &[1]).ask(&*policy).result.is_ok());
+        loader.stats().versions.last().unwrap().1.is_slow
+    };
+    // Guests begin with two pages, and 32 pages are 2 MiB.
+    assert!(!is_slow_after(30));
+    assert!(is_slow_after(31));
+}
+
+#[test]
 fn a_table_without_end_is_refused_at_the_limit() {
     let deed = "(loop $more (br_if $more
         (i32.ne (table.grow $t (ref.null func) (i32.const 1000)) (i32.const -1)))) (unreachable)";
