@@ -1,8 +1,8 @@
 //! How fast KV moves over loopback, with checksums: `cargo run -p portolan-transport --example loopback_speed`.
 
 use async_trait::async_trait;
-use portolan_base::kv::{KvDtype, KvLayout, KvManifest, LayerKv, PieceId};
 use portolan_base::id::NameError;
+use portolan_base::kv::{KvDtype, KvLayout, KvManifest, LayerKv, PieceId};
 use portolan_base::{InstanceName, ModelName, Random, RequestId, SiteName, TenantName};
 use portolan_ports::{KvOrder, KvPiece, KvSource, PieceSink, PrefillReport, PullEvent, Transport};
 use portolan_transport::{ClusterSecret, SiteTransport, TransportConfig};
@@ -33,8 +33,17 @@ struct Source {
 
 #[async_trait]
 impl KvSource for Source {
-    async fn serve(&self, _: SiteName, _: KvOrder, mut sink: Box<dyn PieceSink>) -> Result<PrefillReport, String> {
-        sink.manifest(KvManifest { layout: self.layout.clone(), tokens: TOKENS, held: 0 });
+    async fn serve(
+        &self,
+        _: SiteName,
+        _: KvOrder,
+        mut sink: Box<dyn PieceSink>,
+    ) -> Result<PrefillReport, String> {
+        sink.manifest(KvManifest {
+            layout: self.layout.clone(),
+            tokens: TOKENS,
+            held: 0,
+        });
         for piece in &self.pieces {
             sink.piece(piece.clone());
         }
@@ -43,7 +52,10 @@ impl KvSource for Source {
 }
 
 fn source(model: &ModelName) -> Source {
-    let layer = LayerKv::FullAttention { kv_heads: 16, head_dim: 128 };
+    let layer = LayerKv::FullAttention {
+        kv_heads: 16,
+        head_dim: 128,
+    };
     let layout = KvLayout {
         model: model.clone(),
         model_version: 1,
@@ -54,9 +66,18 @@ fn source(model: &ModelName) -> Source {
     let bytes = (TOKENS * 16 * 1024) as usize;
     let pieces = (0..LAYERS).map(|layer| {
         let values: Vec<u8> = (0..bytes).map(|i| (i / 7) as u8 ^ layer as u8).collect();
-        KvPiece { id: PieceId { layer, tokens: 0..TOKENS }, bytes: values.into() }
+        KvPiece {
+            id: PieceId {
+                layer,
+                tokens: 0..TOKENS,
+            },
+            bytes: values.into(),
+        }
     });
-    Source { layout, pieces: pieces.collect() }
+    Source {
+        layout,
+        pieces: pieces.collect(),
+    }
 }
 
 fn order(model: ModelName) -> Result<KvOrder, NameError> {
@@ -76,7 +97,10 @@ fn order(model: ModelName) -> Result<KvOrder, NameError> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let (model, holder_name) = (ModelName::new("model")?, SiteName::new("holder")?);
-    let (any, secret) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), ClusterSecret::derive("example"));
+    let (any, secret) = (
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        ClusterSecret::derive("example"),
+    );
     let source = Arc::new(source(&model));
     let random = |from| Arc::new(Counting(AtomicU64::new(from)));
     let config = TransportConfig::new(holder_name.clone(), any, secret);

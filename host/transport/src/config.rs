@@ -113,7 +113,9 @@ impl TransportConfig {
     }
 
     pub(crate) fn timing(&self) -> Timing {
-        Timing { stall: self.stall.max(Duration::from_millis(20)) }
+        Timing {
+            stall: self.stall.max(Duration::from_millis(20)),
+        }
     }
 }
 

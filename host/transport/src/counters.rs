@@ -26,7 +26,11 @@ impl Counters {
     /// Takes one measured round trip. Smoothed over about eight samples, as TCP does (RFC 6298).
     pub(crate) fn rtt_sample(&self, sample: Duration) {
         let mut rtt = self.rtt.lock();
-        rtt.smoothed = if rtt.min.is_none() { sample } else { (rtt.smoothed * 7 + sample) / 8 };
+        rtt.smoothed = if rtt.min.is_none() {
+            sample
+        } else {
+            (rtt.smoothed * 7 + sample) / 8
+        };
         rtt.min = Some(rtt.min.map_or(sample, |min| min.min(sample)));
     }
 

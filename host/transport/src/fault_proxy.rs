@@ -74,7 +74,13 @@ pub struct FaultPlan {
 impl FaultPlan {
     /// A path without delay or limit.
     pub const fn clear(upstream: SocketAddr) -> Self {
-        Self { upstream, one_way_delay: Duration::ZERO, jitter: Duration::ZERO, rate: None, seed: 0 }
+        Self {
+            upstream,
+            one_way_delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            rate: None,
+            seed: 0,
+        }
     }
 }
 
@@ -136,7 +142,13 @@ impl FaultProxy {
         let healed = tokio::sync::watch::Sender::new(true);
         let doorman = accept(Arc::clone(&path), listener, healed.subscribe(), tasks.clone());
         tasks.spawn(ended.clone().run_until_cancelled_owned(doorman));
-        Ok(Self { path, address, tasks, ended, healed })
+        Ok(Self {
+            path,
+            address,
+            tasks,
+            ended,
+            healed,
+        })
     }
 
     /// Where to connect instead of the upstream.
@@ -239,11 +251,21 @@ async fn accept(
 /// Both directions of a connection, until both have ended or one was reset. Dropping the sockets resets them, since
 /// they do not linger.
 async fn connection(path: &Path, client: TcpStream, number: usize) {
-    let Ok(upstream) = TcpStream::connect(path.plan.upstream).await else { return };
-    let _ = (client.set_nodelay(true), upstream.set_nodelay(true), upstream.set_zero_linger());
+    let Ok(upstream) = TcpStream::connect(path.plan.upstream).await else {
+        return;
+    };
+    let _ = (
+        client.set_nodelay(true),
+        upstream.set_nodelay(true),
+        upstream.set_zero_linger(),
+    );
     let (client_in, client_out) = client.into_split();
     let (upstream_in, upstream_out) = upstream.into_split();
-    let lane = |direction| Lane { path, direction, number };
+    let lane = |direction| Lane {
+        path,
+        direction,
+        number,
+    };
     let up = lane(Direction::ToUpstream).run(client_in, upstream_out);
     let down = lane(Direction::ToClient).run(upstream_in, client_out);
     let _ = tokio::try_join!(up, down);

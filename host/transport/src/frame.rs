@@ -254,10 +254,19 @@ impl Head {
             Stage::Open { .. } if !kind.is_hello() => 0,
             _ => return Err(unexpected),
         };
-        let head = Self { kind, meta_len: word(4), payload_len: word(8), meta_check: long(16) };
+        let head = Self {
+            kind,
+            meta_len: word(4),
+            payload_len: word(8),
+            meta_check: long(16),
+        };
         for (announced, allowed) in [(head.meta_len, kind.meta_max()), (head.payload_len, payload_max)] {
             if announced > allowed {
-                return Err(FrameError::TooLong { kind: bytes[0], announced, allowed });
+                return Err(FrameError::TooLong {
+                    kind: bytes[0],
+                    announced,
+                    allowed,
+                });
             }
         }
         Ok(head)

@@ -62,7 +62,11 @@ fn same(proof: [u8; 32], expected: [u8; 32]) -> bool {
 async fn preface(halves: &mut Halves) -> Result<(), HelloError> {
     let mut theirs = [0; PREFACE.len()];
     halves.0.fill(&mut theirs).await?;
-    if theirs == PREFACE { Ok(()) } else { Err(HelloError::Preface) }
+    if theirs == PREFACE {
+        Ok(())
+    } else {
+        Err(HelloError::Preface)
+    }
 }
 
 fn split(wire: Box<dyn Wire>) -> Halves {
@@ -89,7 +93,12 @@ pub(crate) async fn dial(
         nonce: me.nonce(),
         chunk: me.chunk,
     };
-    write(&mut halves.1, Bytes::from_static(&PREFACE), Frame::DialerHello(mine.clone()).encode()).await?;
+    write(
+        &mut halves.1,
+        Bytes::from_static(&PREFACE),
+        Frame::DialerHello(mine.clone()).encode(),
+    )
+    .await?;
     preface(&mut halves).await?;
     let (theirs, proof) = match halves.0.frame(Stage::Hello).await?.0 {
         Frame::ListenerHello(hello, proof) => (hello, proof),
@@ -103,7 +112,11 @@ pub(crate) async fn dial(
     if theirs.site != *peer {
         return Err(HelloError::WrongSite(theirs.site));
     }
-    send(&mut halves, Frame::DialerProof(me.secret.prove(b"dialer", &transcript))).await?;
+    send(
+        &mut halves,
+        Frame::DialerProof(me.secret.prove(b"dialer", &transcript)),
+    )
+    .await?;
     match halves.0.frame(Stage::Hello).await?.0 {
         Frame::Welcome(Welcome::Open(number)) => Ok((halves, me.chunk.min(theirs.chunk).max(1), number)),
         Frame::Welcome(Welcome::Refused(text)) => Err(HelloError::Refused(text)),
@@ -121,15 +134,28 @@ pub(crate) async fn accept(
     let Frame::DialerHello(theirs) = halves.0.frame(Stage::Hello).await?.0 else {
         return Err(LaneError::Protocol("no dialer hello").into());
     };
-    let mine = ListenerHello { site: me.site.clone(), nonce: me.nonce(), chunk: me.chunk };
+    let mine = ListenerHello {
+        site: me.site.clone(),
+        nonce: me.nonce(),
+        chunk: me.chunk,
+    };
     let transcript = transcript(&theirs, &mine);
     let proof = me.secret.prove(b"listener", &transcript);
-    write(&mut halves.1, Bytes::from_static(&PREFACE), Frame::ListenerHello(mine, proof).encode()).await?;
+    write(
+        &mut halves.1,
+        Bytes::from_static(&PREFACE),
+        Frame::ListenerHello(mine, proof).encode(),
+    )
+    .await?;
     let Frame::DialerProof(proof) = halves.0.frame(Stage::Hello).await?.0 else {
         return Err(LaneError::Protocol("no dialer proof").into());
     };
     if !same(proof, me.secret.prove(b"dialer", &transcript)) {
-        welcome(&mut halves, Welcome::Refused("the proof of the cluster secret is wrong".into())).await?;
+        welcome(
+            &mut halves,
+            Welcome::Refused("the proof of the cluster secret is wrong".into()),
+        )
+        .await?;
         return Err(HelloError::Proof);
     }
     Ok((halves, theirs))

@@ -33,7 +33,9 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&unproven).try_acquire_owned() else { continue };
+        let Ok(permit) = Arc::clone(&unproven).try_acquire_owned() else {
+            continue;
+        };
         let task_shared = Arc::clone(&shared);
         shared.spawn(async move {
             let limit = task_shared.config.timing().hello();
@@ -76,14 +78,28 @@ fn join(shared: &Arc<Shared>, theirs: &DialerHello) -> Result<Membership, String
     if let Some(session) = sessions.get(&key)
         && let Some(lane) = session.attach()
     {
-        return Ok(Membership { shared: Arc::clone(shared), session: Arc::clone(session), lane });
+        return Ok(Membership {
+            shared: Arc::clone(shared),
+            session: Arc::clone(session),
+            lane,
+        });
     }
     let chunk = theirs.chunk.min(shared.config.chunk_bytes()).max(1);
     let number = shared.draw_u128();
-    let session = Arc::new(Session::new(theirs.from.clone(), number, chunk, shared.config.timing(), counters));
+    let session = Arc::new(Session::new(
+        theirs.from.clone(),
+        number,
+        chunk,
+        shared.config.timing(),
+        counters,
+    ));
     let lane = session.attach().ok_or("the session is over")?;
     sessions.insert(key, Arc::clone(&session));
-    Ok(Membership { shared: Arc::clone(shared), session, lane })
+    Ok(Membership {
+        shared: Arc::clone(shared),
+        session,
+        lane,
+    })
 }
 
 /// A lane's place in its session. Dropping it, at whatever point, takes the lane out; a session that stays without
@@ -96,7 +112,9 @@ struct Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let Some(then) = self.session.detach(self.lane) else { return };
+        let Some(then) = self.session.detach(self.lane) else {
+            return;
+        };
         let (sessions, session) = (Arc::clone(&self.shared.sessions), Arc::clone(&self.session));
         self.shared.spawn(async move {
             tokio::time::sleep(session.timing.retention()).await;
@@ -127,11 +145,19 @@ impl Heard for LaneHeard {
 }
 
 async fn run(membership: &Membership, halves: Halves) {
-    let Membership { shared, session, lane } = membership;
+    let Membership {
+        shared,
+        session,
+        lane,
+    } = membership;
     let start = Instant::now();
     let last_us = Arc::new(AtomicU64::new(0));
     let (reader, out) = halves;
-    let heard = LaneHeard { session: Arc::clone(session), start, last_us: Arc::clone(&last_us) };
+    let heard = LaneHeard {
+        session: Arc::clone(session),
+        start,
+        last_us: Arc::clone(&last_us),
+    };
     let (pongs, outbox) = mpsc::unbounded_channel();
     let broken = tokio::select! {
         error = receive(shared, session, reader.listen(heard), pongs) => error,
@@ -211,11 +237,19 @@ async fn send_item<W: AsyncWrite + Unpin>(
     }
     match outgoing.item.body {
         Body::Manifest => Ok(()),
-        Body::Chunk { head, payload, checksum } => {
+        Body::Chunk {
+            head,
+            payload,
+            checksum,
+        } => {
             // Kept for resends: memory that changed meanwhile shows at the receiver.
             let checksum = *checksum.get_or_init(|| head.checksum(&payload));
             let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-            let meta = ChunkMeta { head, attempt: outgoing.item.attempt, checksum };
+            let meta = ChunkMeta {
+                head,
+                attempt: outgoing.item.attempt,
+                checksum,
+            };
             write_counted(session, out, encode_chunk(&meta, len), payload).await
         }
         Body::Final(outcome) => {
@@ -240,13 +274,26 @@ async fn write_counted<W: AsyncWrite + Unpin>(
 /// Begins the work of an order, unless it was begun before.
 fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
     let transfer = body.transfer;
-    let Some(cancelled) = session.begin(transfer, body.priority) else { return };
+    let Some(cancelled) = session.begin(transfer, body.priority) else {
+        return;
+    };
     if session.is_full() {
-        session.end(transfer, Err("this site has too many transfers for your site under way".into()));
+        session.end(
+            transfer,
+            Err("this site has too many transfers for your site under way".into()),
+        );
         return;
     }
-    let sink = SessionSink { session: Arc::clone(session), transfer, cancelled };
-    let ending = Ending { session: Arc::clone(session), transfer, result: None };
+    let sink = SessionSink {
+        session: Arc::clone(session),
+        transfer,
+        cancelled,
+    };
+    let ending = Ending {
+        session: Arc::clone(session),
+        transfer,
+        result: None,
+    };
     let source = Arc::clone(&shared.source);
     shared.spawn(async move {
         let mut ending = ending;
@@ -264,7 +311,10 @@ struct Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let result = self.result.take().unwrap_or_else(|| Err("the holder failed while it served the order".into()));
+        let result = self
+            .result
+            .take()
+            .unwrap_or_else(|| Err("the holder failed while it served the order".into()));
         self.session.end(self.transfer, result);
     }
 }

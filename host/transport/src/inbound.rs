@@ -85,7 +85,13 @@ pub(crate) struct Inbound {
 }
 
 impl Inbound {
-    pub(crate) fn new(order: KvOrder, priority: u8, number: u128, events: Events, watcher: DropGuard) -> Self {
+    pub(crate) fn new(
+        order: KvOrder,
+        priority: u8,
+        number: u128,
+        events: Events,
+        watcher: DropGuard,
+    ) -> Self {
         Self {
             order,
             priority,
@@ -153,11 +159,14 @@ impl Inbound {
             if self.pieces.len() >= EVENTS_MAX {
                 return Err(Breach::TooMany);
             }
-            self.pieces.insert(head.piece.clone(), begin_piece(head.piece_len, chunk)?);
+            self.pieces
+                .insert(head.piece.clone(), begin_piece(head.piece_len, chunk)?);
         }
         // The chunks of a piece are numbered in sequence. The same number may come again, late or resent; another one
         // for the same bytes is a piece sent twice, which would count twice.
-        let first = u32::try_from(index).ok().and_then(|index| head.no.checked_sub(index));
+        let first = u32::try_from(index)
+            .ok()
+            .and_then(|index| head.no.checked_sub(index));
         let first = first.ok_or(Breach::ForeignChunk)?;
         if *self.first_chunk.entry(head.piece.clone()).or_insert(first) != first {
             return Err(Breach::ForeignChunk);
@@ -182,7 +191,9 @@ impl Inbound {
         let head = &meta.head;
         let tokens = &head.piece.tokens;
         let within = match manifest.layout.layers.get(usize::from(head.piece.layer)) {
-            Some(LayerKv::FullAttention { .. }) => manifest.held <= tokens.start && tokens.start <= tokens.end,
+            Some(LayerKv::FullAttention { .. }) => {
+                manifest.held <= tokens.start && tokens.start <= tokens.end
+            }
             Some(LayerKv::Recurrent { .. }) => tokens.start == tokens.end,
             None => false,
         };
@@ -191,8 +202,14 @@ impl Inbound {
             return Err(Breach::ForeignPiece);
         }
         let chunk = u64::from(chunk);
-        let rest = head.piece_len.checked_sub(head.offset).ok_or(Breach::ForeignChunk)?;
-        if !head.offset.is_multiple_of(chunk) || u64::from(len) != rest.min(chunk) || (rest == 0 && head.offset > 0) {
+        let rest = head
+            .piece_len
+            .checked_sub(head.offset)
+            .ok_or(Breach::ForeignChunk)?;
+        if !head.offset.is_multiple_of(chunk)
+            || u64::from(len) != rest.min(chunk)
+            || (rest == 0 && head.offset > 0)
+        {
             return Err(Breach::ForeignChunk);
         }
         usize::try_from(head.offset / chunk).map_err(|_| Breach::ForeignChunk)
@@ -218,7 +235,10 @@ impl Inbound {
         self.pieces.insert(meta.head.piece.clone(), Piece::Complete);
         self.complete += 1;
         self.bytes += meta.head.piece_len;
-        self.emit(PullEvent::Piece(KvPiece { id: meta.head.piece.clone(), bytes: join(slots).freeze() }))
+        self.emit(PullEvent::Piece(KvPiece {
+            id: meta.head.piece.clone(),
+            bytes: join(slots).freeze(),
+        }))
     }
 
     /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
@@ -248,18 +268,27 @@ impl Inbound {
 
     /// Reports and says `true` once everything that was sent has come.
     pub(crate) fn complete(&self) -> Result<bool, Breach> {
-        let Some(totals) = self.totals else { return Ok(false) };
+        let Some(totals) = self.totals else {
+            return Ok(false);
+        };
         if self.complete > totals.pieces || self.chunks > totals.chunks || self.bytes > totals.bytes {
             return Err(Breach::OtherTotals);
         }
         if self.complete < totals.pieces {
             return Ok(false);
         }
-        if self.chunks != totals.chunks || self.bytes != totals.bytes || self.pieces.len() != self.complete as usize {
+        if self.chunks != totals.chunks
+            || self.bytes != totals.bytes
+            || self.pieces.len() != self.complete as usize
+        {
             return Err(Breach::OtherTotals);
         }
         let bytes = ByteCount(self.bytes);
-        self.emit(PullEvent::Done(PullReport { prefill: totals.report, bytes, chunks_resent: self.resent }))?;
+        self.emit(PullEvent::Done(PullReport {
+            prefill: totals.report,
+            bytes,
+            chunks_resent: self.resent,
+        }))?;
         Ok(true)
     }
 }
@@ -274,7 +303,10 @@ fn begin_piece(len: u64, chunk: u32) -> Result<Piece, Breach> {
         slots.push(Slot::Free(rest.split_to(chunk)));
     }
     slots.push(Slot::Free(rest));
-    Ok(Piece::Filling { missing: slots.len(), slots })
+    Ok(Piece::Filling {
+        missing: slots.len(),
+        slots,
+    })
 }
 
 /// Puts the cut buffer together again: free of copies unless a broken lane kept a part.

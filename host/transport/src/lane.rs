@@ -35,7 +35,13 @@ pub(crate) async fn keep(shared: Arc<Shared>, link: Arc<Link>, lane: usize) {
             }
             Ok(Err(error)) => link.dial_failed(lane, fault(&error)),
             Err(_) => {
-                link.dial_failed(lane, Fault { detail: "no answer to the hello".into(), firm: false });
+                link.dial_failed(
+                    lane,
+                    Fault {
+                        detail: "no answer to the hello".into(),
+                        firm: false,
+                    },
+                );
             }
         }
         tokio::select! {
@@ -58,7 +64,10 @@ fn fault(error: &HelloError) -> Fault {
         HelloError::Lane(_) => false,
         HelloError::Preface | HelloError::Proof | HelloError::WrongSite(_) | HelloError::Refused(_) => true,
     };
-    Fault { detail: error.to_string(), firm }
+    Fault {
+        detail: error.to_string(),
+        firm,
+    }
 }
 
 /// Notes when a lane and its link were last heard.
@@ -78,9 +87,18 @@ impl Heard for LaneHeard {
 async fn run(link: &Arc<Link>, halves: Halves, chunk: u32) -> LaneError {
     let heard = Arc::new(AtomicU64::new(link.now_us()));
     let (reader, out) = halves;
-    let reader = reader.listen(LaneHeard { link: Arc::clone(link), lane: Arc::clone(&heard) });
+    let reader = reader.listen(LaneHeard {
+        link: Arc::clone(link),
+        lane: Arc::clone(&heard),
+    });
     let (replies, outbox) = mpsc::unbounded_channel();
-    let receiver = Receiver { link, chunk, replies, reader, scratch: BytesMut::new() };
+    let receiver = Receiver {
+        link,
+        chunk,
+        replies,
+        reader,
+        scratch: BytesMut::new(),
+    };
     tokio::select! {
         error = receiver.run() => error,
         error = send(link, out, outbox) => error,
@@ -164,9 +182,15 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
                 self.reply(Frame::Ack(id, Part::Final));
             }
             Frame::Pong(at) => {
-                self.link.counters.rtt_sample(Duration::from_micros(self.link.now_us().saturating_sub(at)));
+                self.link
+                    .counters
+                    .rtt_sample(Duration::from_micros(self.link.now_us().saturating_sub(at)));
             }
-            _ => return Err(LaneError::Protocol("a holder sent a frame that only a receiver sends")),
+            _ => {
+                return Err(LaneError::Protocol(
+                    "a holder sent a frame that only a receiver sends",
+                ));
+            }
         }
         Ok(())
     }

@@ -133,7 +133,12 @@ impl Link {
         state.faults[lane] = None;
         if state.number != Some(number) {
             state.number = Some(number);
-            let lost: Vec<_> = state.transfers.iter().filter(|(_, t)| t.number != number).map(|(id, _)| *id).collect();
+            let lost: Vec<_> = state
+                .transfers
+                .iter()
+                .filter(|(_, t)| t.number != number)
+                .map(|(id, _)| *id)
+                .collect();
             for id in lost {
                 if let Some(transfer) = state.transfers.remove(&id) {
                     transfer.fail(self.down("the peer has restarted or forgot this site"));
@@ -152,10 +157,15 @@ impl Link {
         state.breaks += 1;
         if state.breaks > BREAKS_MAX * state.faults.len() {
             state.breaks = 0;
-            self.fail_locked(&mut state, &self.down(format!("its connections keep breaking: {detail}")));
+            self.fail_locked(
+                &mut state,
+                &self.down(format!("its connections keep breaking: {detail}")),
+            );
         }
         state.faults[lane] = Some(Fault { detail, firm: false });
-        state.outbox.retain(|frame| !matches!(frame, Frame::Order(_) | Frame::Cancel(_)));
+        state
+            .outbox
+            .retain(|frame| !matches!(frame, Frame::Order(_) | Frame::Cancel(_)));
         let orders: Vec<_> = state
             .transfers
             .iter()
@@ -176,13 +186,23 @@ impl Link {
     /// The error to give up with when no lane is open and `waited` is long enough.
     fn verdict_down(&self, state: &State) -> Option<TransferError> {
         let waited = state.down_since.elapsed();
-        let firm = state.faults.iter().all(|fault| fault.as_ref().is_some_and(|f| f.firm));
-        let limit = if firm { self.timing.refused() } else { self.timing.stall };
+        let firm = state
+            .faults
+            .iter()
+            .all(|fault| fault.as_ref().is_some_and(|f| f.firm));
+        let limit = if firm {
+            self.timing.refused()
+        } else {
+            self.timing.stall
+        };
         (state.up == 0 && waited >= limit).then(|| self.down(last_fault(state)))
     }
 
     pub(crate) fn down(&self, detail: impl Into<String>) -> TransferError {
-        TransferError::LinkDown { peer: self.peer.clone(), detail: detail.into() }
+        TransferError::LinkDown {
+            peer: self.peer.clone(),
+            detail: detail.into(),
+        }
     }
 
     /// Waits until a lane is open. A link known to be down is given a quarter of the stall time to come back.
@@ -199,7 +219,10 @@ impl Link {
                 if waited >= self.timing.stall {
                     return Err(self.down(last_fault(&state)));
                 }
-                if let Some(error) = self.verdict_down(&state).filter(|_| waited >= self.timing.refused()) {
+                if let Some(error) = self
+                    .verdict_down(&state)
+                    .filter(|_| waited >= self.timing.refused())
+                {
                     return Err(error);
                 }
             }
@@ -208,7 +231,13 @@ impl Link {
     }
 
     /// Begins a transfer; `false` when the last lane broke meanwhile.
-    pub(crate) fn begin(&self, id: TransferId, order: KvOrder, priority: u8, to: (Events, DropGuard)) -> bool {
+    pub(crate) fn begin(
+        &self,
+        id: TransferId,
+        order: KvOrder,
+        priority: u8,
+        to: (Events, DropGuard),
+    ) -> bool {
         let mut state = self.state.lock();
         let Some(number) = state.number else { return false };
         let transfer = Inbound::new(order, priority, number, to.0, to.1);
@@ -253,7 +282,10 @@ impl Link {
             self.verdict_down(&state)
         } else {
             let peer = self.peer.clone();
-            (silence >= self.timing.stall).then_some(TransferError::Stalled { peer, waited: silence })
+            (silence >= self.timing.stall).then_some(TransferError::Stalled {
+                peer,
+                waited: silence,
+            })
         };
         if let Some(error) = verdict {
             self.fail_locked(&mut state, &error);
@@ -289,7 +321,10 @@ impl Link {
                 Some(value)
             }
             Err(breach) => {
-                let error = TransferError::Protocol { peer: self.peer.clone(), detail: breach.to_string() };
+                let error = TransferError::Protocol {
+                    peer: self.peer.clone(),
+                    detail: breach.to_string(),
+                };
                 self.end(&mut state, id, error);
                 None
             }
@@ -310,7 +345,9 @@ impl Link {
     /// Where a chunk's payload goes; `None` when nobody wants it.
     pub(crate) fn place(&self, meta: &ChunkMeta, len: u32, chunk: u32) -> Option<Place> {
         self.counters.chunks.fetch_add(1, Relaxed);
-        self.counters.resent.fetch_add(u64::from(meta.attempt > 0), Relaxed);
+        self.counters
+            .resent
+            .fetch_add(u64::from(meta.attempt > 0), Relaxed);
         self.with(meta.head.transfer, |transfer| transfer.place(meta, len, chunk))
     }
 
@@ -326,12 +363,22 @@ impl Link {
     /// A chunk came damaged; says whether it should be sent again.
     pub(crate) fn damaged(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> bool {
         let id = meta.head.transfer;
-        let Some(attempts) = self.with(id, |transfer| Ok(transfer.damaged(meta, chunk, buffer))) else { return false };
+        let Some(attempts) = self.with(id, |transfer| Ok(transfer.damaged(meta, chunk, buffer))) else {
+            return false;
+        };
         if attempts <= self.max_resend {
             return true;
         }
         let peer = self.peer.clone();
-        self.end(&mut self.state.lock(), id, TransferError::Damaged { peer, chunk: meta.head.no, attempts });
+        self.end(
+            &mut self.state.lock(),
+            id,
+            TransferError::Damaged {
+                peer,
+                chunk: meta.head.no,
+                attempts,
+            },
+        );
         false
     }
 
@@ -345,7 +392,10 @@ impl Link {
         if let Some(detail) = refusal {
             let removed = self.state.lock().transfers.remove(&id);
             if let Some(transfer) = removed {
-                transfer.fail(TransferError::Refused { peer: self.peer.clone(), detail });
+                transfer.fail(TransferError::Refused {
+                    peer: self.peer.clone(),
+                    detail,
+                });
             }
             return;
         }
@@ -361,10 +411,17 @@ impl Link {
 
 fn order_frame(id: TransferId, transfer: &Inbound) -> Frame {
     let (priority, order) = (transfer.priority, transfer.order.clone());
-    Frame::Order(Box::new(OrderBody { transfer: id, priority, order }))
+    Frame::Order(Box::new(OrderBody {
+        transfer: id,
+        priority,
+        order,
+    }))
 }
 
 fn last_fault(state: &State) -> String {
     let fault = state.faults.iter().flatten().next();
-    fault.map_or_else(|| "no connection could be made in time".into(), |fault| fault.detail.clone())
+    fault.map_or_else(
+        || "no connection could be made in time".into(),
+        |fault| fault.detail.clone(),
+    )
 }

@@ -23,7 +23,11 @@ const ENDED_KEPT: usize = 1024;
 pub(crate) enum Body {
     /// Nothing but the manifest, so that the receiver knows what comes while the first piece is computed.
     Manifest,
-    Chunk { head: ChunkHead, payload: Bytes, checksum: Arc<OnceLock<u64>> },
+    Chunk {
+        head: ChunkHead,
+        payload: Bytes,
+        checksum: Arc<OnceLock<u64>>,
+    },
     Final(Outcome),
 }
 
@@ -84,8 +88,22 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(peer: SiteName, number: u128, chunk: u32, timing: Timing, counters: Arc<Counters>) -> Self {
-        Self { peer, number, chunk, timing, counters, wake: Notify::new(), state: Mutex::default() }
+    pub(crate) fn new(
+        peer: SiteName,
+        number: u128,
+        chunk: u32,
+        timing: Timing,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            peer,
+            number,
+            chunk,
+            timing,
+            counters,
+            wake: Notify::new(),
+            state: Mutex::default(),
+        }
     }
 
     /// Adds a lane; `None` when the session is over.
@@ -115,7 +133,10 @@ impl Session {
                 .collect();
             lost.sort_by_key(|item| std::cmp::Reverse(order_of(item.part)));
             for item in lost {
-                transfer.ready.push_front(Item { attempt: item.attempt + 1, ..item });
+                transfer.ready.push_front(Item {
+                    attempt: item.attempt + 1,
+                    ..item
+                });
             }
             enqueue(&mut state.rings, *id, transfer);
         }
@@ -160,7 +181,12 @@ impl Session {
             ready: VecDeque::new(),
             queued: false,
             unacked: HashMap::new(),
-            totals: Totals { report: PrefillReport::default(), chunks: 0, pieces: 0, bytes: 0 },
+            totals: Totals {
+                report: PrefillReport::default(),
+                chunks: 0,
+                pieces: 0,
+                bytes: 0,
+            },
             misuse: false,
             ended: false,
         };
@@ -209,10 +235,23 @@ impl Session {
             loop {
                 let end = (offset + chunk).min(piece.bytes.len());
                 let no = transfer.totals.chunks;
-                let head =
-                    ChunkHead { transfer: id, no, piece: piece.id.clone(), offset: offset as u64, piece_len };
-                let body = Body::Chunk { head, payload: piece.bytes.slice(offset..end), checksum: Arc::default() };
-                transfer.ready.push_back(Item { part: Part::Chunk(no), attempt: 0, body });
+                let head = ChunkHead {
+                    transfer: id,
+                    no,
+                    piece: piece.id.clone(),
+                    offset: offset as u64,
+                    piece_len,
+                };
+                let body = Body::Chunk {
+                    head,
+                    payload: piece.bytes.slice(offset..end),
+                    checksum: Arc::default(),
+                };
+                transfer.ready.push_back(Item {
+                    part: Part::Chunk(no),
+                    attempt: 0,
+                    body,
+                });
                 transfer.totals.chunks += 1;
                 offset = end;
                 if offset == piece.bytes.len() {
@@ -231,7 +270,10 @@ impl Session {
                 Ok(_) if transfer.misuse || transfer.manifest.is_none() => {
                     Outcome::Failed("the holder's source sent no manifest before its pieces".into())
                 }
-                Ok(report) => Outcome::Whole(Totals { report, ..transfer.totals }),
+                Ok(report) => Outcome::Whole(Totals {
+                    report,
+                    ..transfer.totals
+                }),
                 Err(text) => Outcome::Failed(cut_text(text)),
             };
             transfer.ended = true;
@@ -239,7 +281,11 @@ impl Session {
                 // What was not sent yet is of no use to anyone.
                 transfer.ready.clear();
             }
-            transfer.ready.push_back(Item { part: Part::Final, attempt: 0, body: Body::Final(outcome) });
+            transfer.ready.push_back(Item {
+                part: Part::Final,
+                attempt: 0,
+                body: Body::Final(outcome),
+            });
         });
     }
 
@@ -253,9 +299,13 @@ impl Session {
                 ring.remove();
                 continue;
             };
-            let Some(transfer) = state.transfers.get_mut(&id) else { continue };
+            let Some(transfer) = state.transfers.get_mut(&id) else {
+                continue;
+            };
             transfer.queued = false;
-            let Some(item) = transfer.ready.pop_front() else { continue };
+            let Some(item) = transfer.ready.pop_front() else {
+                continue;
+            };
             transfer.unacked.insert(item.part, (lane, item.clone()));
             let manifest = match &transfer.manifest {
                 Some(manifest) if transfer.announced.insert(lane) || item.part == Part::Manifest => {
@@ -264,14 +314,20 @@ impl Session {
                 _ => None,
             };
             enqueue(&mut state.rings, id, transfer);
-            return Some(Outgoing { transfer: id, manifest, item });
+            return Some(Outgoing {
+                transfer: id,
+                manifest,
+                item,
+            });
         }
     }
 
     /// The peer has it.
     pub(crate) fn ack(&self, id: TransferId, part: Part) {
         let mut state = self.state.lock();
-        let Some(transfer) = state.transfers.get_mut(&id) else { return };
+        let Some(transfer) = state.transfers.get_mut(&id) else {
+            return;
+        };
         transfer.unacked.remove(&part);
         if transfer.ended && transfer.ready.is_empty() && transfer.unacked.is_empty() {
             state.transfers.remove(&id);
@@ -283,7 +339,10 @@ impl Session {
     pub(crate) fn nack(&self, id: TransferId, part: Part) {
         self.with(id, |transfer| {
             if let Some((_, item)) = transfer.unacked.remove(&part) {
-                transfer.ready.push_front(Item { attempt: item.attempt + 1, ..item });
+                transfer.ready.push_front(Item {
+                    attempt: item.attempt + 1,
+                    ..item
+                });
             }
         });
     }
@@ -325,7 +384,11 @@ impl PieceSink for SessionSink {
         self.session.with(self.transfer, |transfer| {
             if transfer.manifest.is_none() {
                 transfer.manifest = Some(manifest);
-                transfer.ready.push_back(Item { part: Part::Manifest, attempt: 0, body: Body::Manifest });
+                transfer.ready.push_back(Item {
+                    part: Part::Manifest,
+                    attempt: 0,
+                    body: Body::Manifest,
+                });
             } else {
                 transfer.misuse = true;
             }

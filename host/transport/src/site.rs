@@ -61,7 +61,10 @@ impl Shared {
 
     /// Where bytes to and from a site are counted; a site that is no peer of ours has counters of its own.
     pub(crate) fn counters_of(&self, site: &SiteName) -> Arc<Counters> {
-        self.links.lock().get(site).map_or_else(Arc::default, |(link, _)| Arc::clone(&link.counters))
+        self.links
+            .lock()
+            .get(site)
+            .map_or_else(Arc::default, |(link, _)| Arc::clone(&link.counters))
     }
 }
 
@@ -73,7 +76,10 @@ pub struct SiteTransport {
 
 impl std::fmt::Debug for SiteTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SiteTransport").field("site", &self.shared.config.site).field("address", &self.address).finish()
+        f.debug_struct("SiteTransport")
+            .field("site", &self.shared.config.site)
+            .field("address", &self.address)
+            .finish()
     }
 }
 
@@ -144,7 +150,10 @@ impl SiteTransport {
             counters,
         ));
         let ended = shared.ended.child_token();
-        let replaced = shared.links.lock().insert(peer, (Arc::clone(&link), ended.clone()));
+        let replaced = shared
+            .links
+            .lock()
+            .insert(peer, (Arc::clone(&link), ended.clone()));
         if let Some((_, old)) = replaced {
             old.cancel();
         }
@@ -170,7 +179,11 @@ impl SiteTransport {
         priority: Priority,
     ) -> Result<Pull, TransferError> {
         let shared = &self.shared;
-        let known = shared.links.lock().get(peer).map(|(link, ended)| (Arc::clone(link), ended.clone()));
+        let known = shared
+            .links
+            .lock()
+            .get(peer)
+            .map(|(link, ended)| (Arc::clone(link), ended.clone()));
         let (link, ended) = known.ok_or_else(|| TransferError::UnknownPeer(peer.clone()))?;
         match ended.run_until_cancelled(link.wait_up()).await {
             Some(up) => up?,
@@ -180,7 +193,12 @@ impl SiteTransport {
         // Lanes must never wait for the consumer of one transfer; memory is bounded by the KV that was ordered.
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let watcher = CancellationToken::new();
-        let begun = link.begin(transfer, order, priority.to_wire(), (sender.clone(), watcher.clone().drop_guard()));
+        let begun = link.begin(
+            transfer,
+            order,
+            priority.to_wire(),
+            (sender.clone(), watcher.clone().drop_guard()),
+        );
         if !begun || ended.is_cancelled() {
             return Err(link.down("the link broke before the order was sent"));
         }
@@ -195,7 +213,11 @@ impl SiteTransport {
 
     /// The shortest round trip seen to a peer, which is the path without queues; zero before the first measurement.
     pub fn rtt_min(&self, peer: &SiteName) -> Option<Duration> {
-        self.shared.links.lock().get(peer).map(|(link, _)| link.counters.rtt_min())
+        self.shared
+            .links
+            .lock()
+            .get(peer)
+            .map(|(link, _)| link.counters.rtt_min())
     }
 
     /// Tasks alive. Zero after [`SiteTransport::shutdown`].
@@ -205,8 +227,20 @@ impl SiteTransport {
 
     /// Transfers under way: those this site receives, and those it serves.
     pub fn live_transfers(&self) -> (usize, usize) {
-        let received = self.shared.links.lock().values().map(|(link, _)| link.transfers()).sum();
-        let served = self.shared.sessions.lock().values().map(|session| session.transfers()).sum();
+        let received = self
+            .shared
+            .links
+            .lock()
+            .values()
+            .map(|(link, _)| link.transfers())
+            .sum();
+        let served = self
+            .shared
+            .sessions
+            .lock()
+            .values()
+            .map(|session| session.transfers())
+            .sum();
         (received, served)
     }
 
@@ -253,6 +287,10 @@ impl Transport for SiteTransport {
     }
 
     fn link(&self, peer: &SiteName) -> Option<LinkReading> {
-        self.shared.links.lock().get(peer).map(|(link, _)| link.counters.reading(link.is_up()))
+        self.shared
+            .links
+            .lock()
+            .get(peer)
+            .map(|(link, _)| link.counters.reading(link.is_up()))
     }
 }

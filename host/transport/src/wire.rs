@@ -88,12 +88,20 @@ pub(crate) struct FrameReader<R, H> {
 
 impl<R: AsyncRead + Unpin, H: Heard> FrameReader<R, H> {
     pub(crate) fn new(inner: R, heard: H) -> Self {
-        Self { inner: BufReader::with_capacity(READ_BUFFER, inner), meta: Vec::new(), heard }
+        Self {
+            inner: BufReader::with_capacity(READ_BUFFER, inner),
+            meta: Vec::new(),
+            heard,
+        }
     }
 
     /// The same stream with another listener.
     pub(crate) fn listen<G: Heard>(self, heard: G) -> FrameReader<R, G> {
-        FrameReader { inner: self.inner, meta: self.meta, heard }
+        FrameReader {
+            inner: self.inner,
+            meta: self.meta,
+            heard,
+        }
     }
 
     /// Fills `buffer`.

@@ -68,9 +68,19 @@ impl Lane<'_> {
             at += read as u64;
             if !bytes.is_empty() {
                 let permits = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-                let granted = Arc::clone(&room).acquire_many_owned(permits).await.map_err(io::Error::other)?;
+                let granted = Arc::clone(&room)
+                    .acquire_many_owned(permits)
+                    .await
+                    .map_err(io::Error::other)?;
                 last_due = self.due(bytes.len(), &mut jitter).max(last_due);
-                if queue.send(Block { bytes, due: last_due, _room: granted }).is_err() {
+                if queue
+                    .send(Block {
+                        bytes,
+                        due: last_due,
+                        _room: granted,
+                    })
+                    .is_err()
+                {
                     return Ok(());
                 }
             }
@@ -81,12 +91,17 @@ impl Lane<'_> {
     }
 
     /// Writes each block when it is due; ends the direction in order when there are no more.
-    async fn give(&self, mut to: OwnedWriteHalf, mut blocks: mpsc::UnboundedReceiver<Block>) -> io::Result<()> {
+    async fn give(
+        &self,
+        mut to: OwnedWriteHalf,
+        mut blocks: mpsc::UnboundedReceiver<Block>,
+    ) -> io::Result<()> {
         while let Some(block) = blocks.recv().await {
             tokio::time::sleep_until(block.due).await;
             self.thawed().await;
             to.write_all(&block.bytes).await?;
-            self.path.forwarded[self.direction as usize].fetch_add(block.bytes.len() as u64, Ordering::Relaxed);
+            self.path.forwarded[self.direction as usize]
+                .fetch_add(block.bytes.len() as u64, Ordering::Relaxed);
         }
         to.shutdown().await
     }
@@ -98,10 +113,16 @@ impl Lane<'_> {
     }
 
     fn queue_bytes(&self) -> usize {
-        let Some(BitsPerSecond(rate)) = self.path.plan.rate else { return UNLIMITED_QUEUE };
+        let Some(BitsPerSecond(rate)) = self.path.plan.rate else {
+            return UNLIMITED_QUEUE;
+        };
         let in_flight = u128::from(rate / 8) * self.path.plan.one_way_delay.as_micros() / 1_000_000;
-        let bytes = u64::try_from(in_flight).unwrap_or(u64::MAX).saturating_add(ROUTER_QUEUE);
-        usize::try_from(bytes).unwrap_or(UNLIMITED_QUEUE).clamp(BLOCK, UNLIMITED_QUEUE)
+        let bytes = u64::try_from(in_flight)
+            .unwrap_or(u64::MAX)
+            .saturating_add(ROUTER_QUEUE);
+        usize::try_from(bytes)
+            .unwrap_or(UNLIMITED_QUEUE)
+            .clamp(BLOCK, UNLIMITED_QUEUE)
     }
 
     /// When a block arrives: after the link was free for it, and the way.

@@ -10,17 +10,52 @@ const OPEN: Stage = Stage::Open { chunk: 1 << 20 };
 
 fn frames() -> Vec<Frame> {
     let id = TransferId(7);
-    let piece = PieceId { layer: 3, tokens: 4..9 };
-    let head = ChunkHead { transfer: id, no: 1, piece, offset: 4096, piece_len: 9999 };
+    let piece = PieceId {
+        layer: 3,
+        tokens: 4..9,
+    };
+    let head = ChunkHead {
+        transfer: id,
+        no: 1,
+        piece,
+        offset: 4096,
+        piece_len: 9999,
+    };
     let layers = vec![
-        LayerKv::FullAttention { kv_heads: 1, head_dim: 2 },
-        LayerKv::Recurrent { conv_channels: 1, conv_width: 2, heads: 3, key_dim: 4, value_dim: 5 },
+        LayerKv::FullAttention {
+            kv_heads: 1,
+            head_dim: 2,
+        },
+        LayerKv::Recurrent {
+            conv_channels: 1,
+            conv_width: 2,
+            heads: 3,
+            key_dim: 4,
+            value_dim: 5,
+        },
     ];
     let model = ModelName::new("m").unwrap();
-    let layout = KvLayout { model, model_version: 1, dtype: KvDtype::Bf16, block_tokens: 4, layers };
+    let layout = KvLayout {
+        model,
+        model_version: 1,
+        dtype: KvDtype::Bf16,
+        block_tokens: 4,
+        layers,
+    };
     vec![
-        Frame::Manifest(id, Box::new(KvManifest { layout, tokens: 9, held: 4 })),
-        Frame::Chunk(ChunkMeta { head, attempt: 2, checksum: u64::MAX }),
+        Frame::Manifest(
+            id,
+            Box::new(KvManifest {
+                layout,
+                tokens: 9,
+                held: 4,
+            }),
+        ),
+        Frame::Chunk(ChunkMeta {
+            head,
+            attempt: 2,
+            checksum: u64::MAX,
+        }),
         Frame::Ack(id, Part::Chunk(u32::MAX)),
         Frame::Nack(id, Part::Final),
         Frame::Final(id, Outcome::Failed("why".into())),
@@ -66,9 +101,21 @@ fn any_flipped_bit_is_noticed() {
 
 #[test]
 fn a_payload_belongs_to_its_head() {
-    let piece = PieceId { layer: 0, tokens: 0..4 };
-    let head = ChunkHead { transfer: TransferId(1), no: 0, piece, offset: 0, piece_len: 4 };
-    let elsewhere = ChunkHead { offset: 4, ..head.clone() };
+    let piece = PieceId {
+        layer: 0,
+        tokens: 0..4,
+    };
+    let head = ChunkHead {
+        transfer: TransferId(1),
+        no: 0,
+        piece,
+        offset: 0,
+        piece_len: 4,
+    };
+    let elsewhere = ChunkHead {
+        offset: 4,
+        ..head.clone()
+    };
     assert_ne!(head.checksum(b"kvkv"), elsewhere.checksum(b"kvkv"));
     assert_ne!(head.checksum(b"kvkv"), head.checksum(b"kvkw"));
 }
@@ -77,13 +124,22 @@ fn a_payload_belongs_to_its_head() {
 fn a_stranger_may_only_say_hello_and_only_briefly() {
     let ping = Frame::Ping(1).encode();
     let head: &[u8; HEAD_BYTES] = ping[..HEAD_BYTES].try_into().unwrap();
-    assert_eq!(Head::decode(head, Stage::Hello), Err(FrameError::UnexpectedKind(17)));
+    assert_eq!(
+        Head::decode(head, Stage::Hello),
+        Err(FrameError::UnexpectedKind(17))
+    );
     let long = put(Kind::DialerProof, 0, &vec![0u8; SMALL_MAX as usize + 1]);
     let head: &[u8; HEAD_BYTES] = long[..HEAD_BYTES].try_into().unwrap();
-    assert!(matches!(Head::decode(head, Stage::Hello), Err(FrameError::TooLong { .. })));
+    assert!(matches!(
+        Head::decode(head, Stage::Hello),
+        Err(FrameError::TooLong { .. })
+    ));
     let big = encode_chunk_of((1 << 20) + 1);
     let head: &[u8; HEAD_BYTES] = big[..HEAD_BYTES].try_into().unwrap();
-    assert!(matches!(Head::decode(head, OPEN), Err(FrameError::TooLong { .. })));
+    assert!(matches!(
+        Head::decode(head, OPEN),
+        Err(FrameError::TooLong { .. })
+    ));
 }
 
 fn encode_chunk_of(len: u32) -> Bytes {

@@ -1,39 +1,66 @@
 //! Which chunk goes out on which lane, and what becomes of it.
 
 use super::*;
-use portolan_base::kv::{KvDtype, KvLayout, LayerKv, PieceId};
 use portolan_base::ModelName;
+use portolan_base::kv::{KvDtype, KvLayout, LayerKv, PieceId};
 use std::time::Duration;
 
 const A: TransferId = TransferId(1);
 const B: TransferId = TransferId(2);
 
 fn session() -> Arc<Session> {
-    let timing = Timing { stall: Duration::from_secs(1) };
-    Arc::new(Session::new(SiteName::new("asker").unwrap(), 1, 16, timing, Arc::default()))
+    let timing = Timing {
+        stall: Duration::from_secs(1),
+    };
+    Arc::new(Session::new(
+        SiteName::new("asker").unwrap(),
+        1,
+        16,
+        timing,
+        Arc::default(),
+    ))
 }
 
 fn transfer(session: &Arc<Session>, id: TransferId, priority: u8) -> SessionSink {
     let cancelled = session.begin(id, priority).unwrap();
-    let mut sink = SessionSink { session: Arc::clone(session), transfer: id, cancelled };
+    let mut sink = SessionSink {
+        session: Arc::clone(session),
+        transfer: id,
+        cancelled,
+    };
     let layout = KvLayout {
         model: ModelName::new("m").unwrap(),
         model_version: 1,
         dtype: KvDtype::F32,
         block_tokens: 16,
-        layers: vec![LayerKv::FullAttention { kv_heads: 1, head_dim: 1 }],
+        layers: vec![LayerKv::FullAttention {
+            kv_heads: 1,
+            head_dim: 1,
+        }],
     };
-    sink.manifest(KvManifest { layout, tokens: 8, held: 0 });
+    sink.manifest(KvManifest {
+        layout,
+        tokens: 8,
+        held: 0,
+    });
     sink
 }
 
 fn chunks(sink: &mut SessionSink, count: usize) {
-    let id = PieceId { layer: 0, tokens: 0..8 };
-    sink.piece(KvPiece { id, bytes: Bytes::from(vec![0; count * 16]) });
+    let id = PieceId {
+        layer: 0,
+        tokens: 0..8,
+    };
+    sink.piece(KvPiece {
+        id,
+        bytes: Bytes::from(vec![0; count * 16]),
+    });
 }
 
 fn taken(session: &Session, lane: u64) -> Option<(TransferId, Part, u32)> {
-    session.take(lane).map(|out| (out.transfer, out.item.part, out.item.attempt))
+    session
+        .take(lane)
+        .map(|out| (out.transfer, out.item.part, out.item.attempt))
 }
 
 #[test]
@@ -53,7 +80,10 @@ fn a_broken_lane_gives_back_exactly_what_was_not_acknowledged() {
     while let Some((_, part, attempt)) = taken(&session, two) {
         rest.push((part, attempt));
     }
-    assert_eq!(rest, [(Part::Chunk(1), 1), (Part::Chunk(3), 1), (Part::Chunk(4), 0)]);
+    assert_eq!(
+        rest,
+        [(Part::Chunk(1), 1), (Part::Chunk(3), 1), (Part::Chunk(4), 0)]
+    );
     let then = session.detach(two).expect("that was the last lane");
     let three = session.attach().unwrap();
     session.detach(three);
@@ -65,8 +95,9 @@ fn every_lane_carries_the_manifest_first_and_once() {
     let session = session();
     let (one, two) = (session.attach().unwrap(), session.attach().unwrap());
     chunks(&mut transfer(&session, A, 0), 4);
-    let carried: Vec<_> =
-        [one, one, two, two].map(|lane| session.take(lane).unwrap().manifest.is_some()).into();
+    let carried: Vec<_> = [one, one, two, two]
+        .map(|lane| session.take(lane).unwrap().manifest.is_some())
+        .into();
     assert_eq!(carried, [true, false, true, false]);
 }
 
@@ -78,8 +109,14 @@ fn classes_go_in_strict_order_and_transfers_of_a_class_in_turn() {
     chunks(&mut transfer(&session, A, 1), 2);
     chunks(&mut transfer(&session, B, 1), 2);
     chunks(&mut transfer(&session, urgent, 0), 1);
-    let order: Vec<_> = std::iter::from_fn(|| taken(&session, lane)).map(|(id, ..)| id).collect();
-    assert_eq!(order, [urgent, urgent, A, B, A, B, A, B], "each its manifest, then its chunks");
+    let order: Vec<_> = std::iter::from_fn(|| taken(&session, lane))
+        .map(|(id, ..)| id)
+        .collect();
+    assert_eq!(
+        order,
+        [urgent, urgent, A, B, A, B, A, B],
+        "each its manifest, then its chunks"
+    );
 }
 
 #[test]
@@ -99,7 +136,10 @@ fn a_transfer_is_forgotten_once_all_of_it_is_acknowledged() {
     session.ack(A, Part::Chunk(0));
     session.ack(A, Part::Chunk(0));
     assert_eq!(session.transfers(), 0);
-    assert!(session.begin(A, 0).is_none(), "a late copy of the order begins nothing");
+    assert!(
+        session.begin(A, 0).is_none(),
+        "a late copy of the order begins nothing"
+    );
 }
 
 #[test]
@@ -113,5 +153,8 @@ fn a_cancelled_transfer_tells_its_source_and_sends_nothing_more() {
     chunks(&mut sink, 3);
     assert_eq!(taken(&session, lane), None);
     session.cancel(B);
-    assert!(session.begin(B, 0).is_none(), "an order overtaken by its cancellation begins nothing");
+    assert!(
+        session.begin(B, 0).is_none(),
+        "an order overtaken by its cancellation begins nothing"
+    );
 }

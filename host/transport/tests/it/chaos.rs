@@ -20,9 +20,18 @@ fn fault(seed: &Seed, bytes: u64) -> Fault {
         _ => FaultKind::Swallow,
     };
     let to_client = seed.below(4) > 0;
-    let (direction, range) = if to_client { (Direction::ToClient, bytes) } else { (Direction::ToUpstream, 3000) };
+    let (direction, range) = if to_client {
+        (Direction::ToClient, bytes)
+    } else {
+        (Direction::ToUpstream, 3000)
+    };
     let connection = Some(seed.below(4) as usize).filter(|_| seed.below(3) > 0);
-    Fault { connection, direction, after: seed.below(range), kind }
+    Fault {
+        connection,
+        direction,
+        after: seed.below(range),
+        kind,
+    }
 }
 
 async fn schedule(number: u64) -> &'static str {
@@ -32,7 +41,11 @@ async fn schedule(number: u64) -> &'static str {
     holder_config.stall = Duration::from_millis(300);
     let holder = start(holder_config.clone(), Source::new(Conduct::Whole)).await;
     let jitter = Duration::from_millis(seed.below(3));
-    let plan = FaultPlan { jitter, seed: number, ..FaultPlan::clear(holder.address()) };
+    let plan = FaultPlan {
+        jitter,
+        seed: number,
+        ..FaultPlan::clear(holder.address())
+    };
     let proxy = FaultProxy::start(plan).await.unwrap();
     let tokens = seed.below(700) as usize;
     let lanes = 1 + seed.below(4);
@@ -47,21 +60,30 @@ async fn schedule(number: u64) -> &'static str {
     let result = match asker.pull(&site("holder"), order.clone()).await {
         Ok(mut pull) => {
             let limit = Duration::from_secs(20);
-            tokio::time::timeout(limit, drain(&mut pull)).await.unwrap_or_else(|_| panic!("{number} hangs"))
+            tokio::time::timeout(limit, drain(&mut pull))
+                .await
+                .unwrap_or_else(|_| panic!("{number} hangs"))
         }
         Err(error) => Err(error),
     };
     let verdict = match result {
         Ok((pieces, report)) => {
             assert_whole(&order, pieces);
-            if report.chunks_resent > 0 { "whole after resends" } else { "whole" }
+            if report.chunks_resent > 0 {
+                "whole after resends"
+            } else {
+                "whole"
+            }
         }
         Err(TransferError::LinkDown { .. }) => "link down",
         Err(TransferError::Stalled { .. }) => "stalled",
         Err(TransferError::Damaged { .. }) => "damaged",
         Err(other) => panic!("schedule {number}: {other:?}"),
     };
-    until("no transfer left", Duration::from_secs(5), || asker.live_transfers().0 + holder.live_transfers().1 == 0).await;
+    until("no transfer left", Duration::from_secs(5), || {
+        asker.live_transfers().0 + holder.live_transfers().1 == 0
+    })
+    .await;
     for site in [&asker, &holder] {
         site.shutdown().await;
         assert_eq!(site.live_tasks(), 0);
@@ -77,7 +99,9 @@ async fn random_faults_never_bring_a_wrong_byte_or_leave_anything_behind() {
     let mut running = tokio::task::JoinSet::new();
     for number in 0..SCHEDULES {
         if running.len() == ABREAST {
-            *verdicts.entry(running.join_next().await.unwrap().unwrap()).or_default() += 1;
+            *verdicts
+                .entry(running.join_next().await.unwrap().unwrap())
+                .or_default() += 1;
         }
         running.spawn(schedule(number));
     }
@@ -85,6 +109,10 @@ async fn random_faults_never_bring_a_wrong_byte_or_leave_anything_behind() {
         *verdicts.entry(verdict.unwrap()).or_default() += 1;
     }
     println!("{SCHEDULES} schedules: {verdicts:?}");
-    let whole = verdicts.iter().filter(|(verdict, _)| verdict.starts_with("whole")).map(|(_, n)| n).sum::<u32>();
+    let whole = verdicts
+        .iter()
+        .filter(|(verdict, _)| verdict.starts_with("whole"))
+        .map(|(_, n)| n)
+        .sum::<u32>();
     assert!(whole > 120, "most schedules can be survived: {verdicts:?}");
 }

@@ -18,7 +18,10 @@ async fn world(asker_config: TransportConfig, rate: Option<u64>) -> World {
     let mut holder_config = config("holder");
     holder_config.stall = asker_config.stall;
     let holder = start(holder_config, Source::new(Conduct::Whole)).await;
-    let plan = FaultPlan { rate: rate.map(BitsPerSecond), ..FaultPlan::clear(holder.address()) };
+    let plan = FaultPlan {
+        rate: rate.map(BitsPerSecond),
+        ..FaultPlan::clear(holder.address())
+    };
     let proxy = FaultProxy::start(plan).await.unwrap();
     let asker = asker(asker_config, proxy.address()).await;
     World { holder, proxy, asker }
@@ -29,7 +32,12 @@ const TOKENS: usize = 4 << 10;
 const SLOW: Option<u64> = Some(40_000_000);
 
 fn to_client(connection: Option<usize>, after: u64, kind: FaultKind) -> Fault {
-    Fault { connection, direction: Direction::ToClient, after, kind }
+    Fault {
+        connection,
+        direction: Direction::ToClient,
+        after,
+        kind,
+    }
 }
 
 fn one_lane() -> TransportConfig {
@@ -57,7 +65,8 @@ async fn a_flipped_bit_anywhere_near_a_head_costs_a_lane_at_most() {
     // Walks a flip over the first bytes after the hello: head and fields of the manifest and of a chunk.
     for after in (420..900).step_by(23) {
         let w = world(one_lane(), None).await;
-        w.proxy.inject(to_client(Some(0), after, FaultKind::FlipBit((after % 8) as u8)));
+        w.proxy
+            .inject(to_client(Some(0), after, FaultKind::FlipBit((after % 8) as u8)));
         let order = order(1, 100);
         let mut pull = w.asker.pull(&site("holder"), order.clone()).await.unwrap();
         let (pieces, _) = drain(&mut pull).await.unwrap();
@@ -74,7 +83,9 @@ async fn a_chunk_that_stays_damaged_ends_the_transfer() {
     let mut holder_config = crate::world::config("holder");
     holder_config.chunk = Bytes(4 << 20);
     let holder = start(holder_config, Source::new(Conduct::Whole)).await;
-    let proxy = FaultProxy::start(FaultPlan::clear(holder.address())).await.unwrap();
+    let proxy = FaultProxy::start(FaultPlan::clear(holder.address()))
+        .await
+        .unwrap();
     // A hit every 50 kB: the large pieces are hit whenever they come again, the rare heads between them hardly ever.
     for hit in 1..400 {
         proxy.inject(to_client(Some(0), 3_000 + hit * 50_021, FaultKind::FlipBit(1)));
@@ -82,7 +93,10 @@ async fn a_chunk_that_stays_damaged_ends_the_transfer() {
     let asker = asker(config, proxy.address()).await;
     let mut pull = asker.pull(&site("holder"), order(1, 1000)).await.unwrap();
     let error = drain(&mut pull).await.unwrap_err();
-    let clean = matches!(error, TransferError::Damaged { attempts: 4, .. } | TransferError::LinkDown { .. });
+    let clean = matches!(
+        error,
+        TransferError::Damaged { attempts: 4, .. } | TransferError::LinkDown { .. }
+    );
     assert!(clean, "{error:?}");
 }
 
@@ -95,9 +109,19 @@ async fn a_reset_lane_costs_only_what_was_not_acknowledged() {
     let (pieces, report) = drain(&mut pull).await.unwrap();
     assert_eq!(w.proxy.pending(), 0, "the reset never happened");
     let chunks = report.bytes.0.div_ceil(64 << 10);
-    println!("{} of about {chunks} chunks sent again after a reset", report.chunks_resent);
-    assert!(report.chunks_resent >= 1, "the chunk that was cut off must come again");
-    assert!(u64::from(report.chunks_resent) < chunks / 2, "{} of {chunks}", report.chunks_resent);
+    println!(
+        "{} of about {chunks} chunks sent again after a reset",
+        report.chunks_resent
+    );
+    assert!(
+        report.chunks_resent >= 1,
+        "the chunk that was cut off must come again"
+    );
+    assert!(
+        u64::from(report.chunks_resent) < chunks / 2,
+        "{} of {chunks}",
+        report.chunks_resent
+    );
     assert_whole(&order, pieces);
 }
 
@@ -115,7 +139,9 @@ async fn a_short_cut_of_all_lanes_is_survived() {
     loop {
         match pull.events.recv().await.unwrap().unwrap() {
             PullEvent::Piece(piece) => pieces.push(piece),
-            PullEvent::Done(report) => break println!("{} chunks sent again after a cut", report.chunks_resent),
+            PullEvent::Done(report) => {
+                break println!("{} chunks sent again after a cut", report.chunks_resent);
+            }
             PullEvent::Manifest(_) => panic!("a second manifest"),
         }
     }
@@ -132,12 +158,19 @@ async fn lanes_cut_for_good_are_a_link_down() {
     let error = drain_after_manifest(&mut pull).await;
     println!("link down after {:?}: {error}", cut.elapsed());
     assert!(matches!(error, TransferError::LinkDown { .. }), "{error:?}");
-    assert!(cut.elapsed() < Duration::from_millis(800 + 500), "{:?}", cut.elapsed());
+    assert!(
+        cut.elapsed() < Duration::from_millis(800 + 500),
+        "{:?}",
+        cut.elapsed()
+    );
     assert!(!w.asker.link(&site("holder")).unwrap().up);
     let again = w.asker.pull(&site("holder"), order(1, 1)).await;
     assert!(matches!(again, Err(TransferError::LinkDown { .. })), "{again:?}");
     // The holder forgets the session, its transfers with it.
-    until("forgotten", Duration::from_secs(4), || w.holder.live_transfers().1 == 0).await;
+    until("forgotten", Duration::from_secs(4), || {
+        w.holder.live_transfers().1 == 0
+    })
+    .await;
     w.proxy.heal();
     let order = order(2, 10);
     let mut pull = w.asker.pull(&site("holder"), order.clone()).await.unwrap();
@@ -164,7 +197,11 @@ async fn silence_on_all_lanes_is_a_stall() {
     let error = drain_after_manifest(&mut pull).await;
     println!("stalled after {:?}: {error}", frozen.elapsed());
     assert!(matches!(error, TransferError::Stalled { .. }), "{error:?}");
-    assert!(frozen.elapsed() < Duration::from_millis(800 + 500), "{:?}", frozen.elapsed());
+    assert!(
+        frozen.elapsed() < Duration::from_millis(800 + 500),
+        "{:?}",
+        frozen.elapsed()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -174,7 +211,10 @@ async fn a_half_open_lane_is_replaced() {
     let order = order(1, TOKENS);
     let mut pull = w.asker.pull(&site("holder"), order.clone()).await.unwrap();
     let (pieces, report) = drain(&mut pull).await.unwrap();
-    println!("{} chunks sent again after a half-open lane", report.chunks_resent);
+    println!(
+        "{} chunks sent again after a half-open lane",
+        report.chunks_resent
+    );
     assert_eq!(w.proxy.pending(), 0);
     assert_whole(&order, pieces);
 }
@@ -198,9 +238,16 @@ async fn a_killed_holder_is_noticed_quickly() {
         let error = drain_after_manifest(pull).await;
         println!("killed holder: {error} after {:?}", killed.elapsed());
         // Behind the proxy, bytes in its queue can keep a lane open a little longer: then it is a stall.
-        let clean = matches!(error, TransferError::LinkDown { .. } | TransferError::Stalled { .. });
+        let clean = matches!(
+            error,
+            TransferError::LinkDown { .. } | TransferError::Stalled { .. }
+        );
         assert!(clean, "{error:?}");
-        assert!(killed.elapsed() < Duration::from_millis(limit), "{:?}", killed.elapsed());
+        assert!(
+            killed.elapsed() < Duration::from_millis(limit),
+            "{:?}",
+            killed.elapsed()
+        );
     }
 }
 
@@ -218,7 +265,10 @@ async fn a_restarted_holder_ends_old_transfers_and_serves_new_ones() {
     let seed = std::sync::Arc::new(Seed::new(99));
     let _holder = SiteTransport::bind(again, source, seed).await.unwrap();
     let error = drain_after_manifest(&mut pull).await;
-    let clean = matches!(error, TransferError::LinkDown { .. } | TransferError::Stalled { .. });
+    let clean = matches!(
+        error,
+        TransferError::LinkDown { .. } | TransferError::Stalled { .. }
+    );
     assert!(clean, "{error:?}");
     let order = order(2, 10);
     let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
@@ -229,7 +279,10 @@ async fn a_restarted_holder_ends_old_transfers_and_serves_new_ones() {
 async fn the_proxy_delays_without_throttling_and_throttles_to_the_rate() {
     let holder = start(config("holder"), Source::new(Conduct::Whole)).await;
     let delay = Duration::from_millis(50);
-    let plan = FaultPlan { one_way_delay: delay, ..FaultPlan::clear(holder.address()) };
+    let plan = FaultPlan {
+        one_way_delay: delay,
+        ..FaultPlan::clear(holder.address())
+    };
     let proxy = FaultProxy::start(plan).await.unwrap();
     let asker = asker(config("asker"), proxy.address()).await;
     let order = order(1, TOKENS);
@@ -237,8 +290,15 @@ async fn the_proxy_delays_without_throttling_and_throttles_to_the_rate() {
     let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
     drain(&mut pull).await.unwrap();
     println!("8 MiB at 100 ms RTT in {:?}, hello included", begun.elapsed());
-    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
-    until("an RTT", Duration::from_secs(2), || asker.rtt_min(&site("holder")).unwrap() >= delay * 2).await;
+    assert!(
+        begun.elapsed() < Duration::from_millis(1500),
+        "{:?}",
+        begun.elapsed()
+    );
+    until("an RTT", Duration::from_secs(2), || {
+        asker.rtt_min(&site("holder")).unwrap() >= delay * 2
+    })
+    .await;
     assert!(asker.rtt_min(&site("holder")).unwrap() < delay * 3);
 
     let w = world(config("asker"), SLOW).await;
@@ -246,6 +306,10 @@ async fn the_proxy_delays_without_throttling_and_throttles_to_the_rate() {
     let mut pull = w.asker.pull(&site("holder"), order).await.unwrap();
     let (_, report) = drain(&mut pull).await.unwrap();
     let ideal = report.bytes.time_at(BitsPerSecond(40_000_000));
-    println!("{} at 40 Mbit/s in {:?}, ideal {ideal:?}", report.bytes, begun.elapsed());
+    println!(
+        "{} at 40 Mbit/s in {:?}, ideal {ideal:?}",
+        report.bytes,
+        begun.elapsed()
+    );
     assert!(begun.elapsed() > ideal.mul_f64(0.95) && begun.elapsed() < ideal.mul_f64(1.4));
 }

@@ -22,7 +22,10 @@ async fn transfers_of_any_size_arrive_equal_over_one_lane_and_over_four() {
             let order = order(lanes.into(), tokens);
             let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
             let (pieces, report) = drain(&mut pull).await.unwrap();
-            assert_eq!(report.bytes.0, pieces.iter().map(|p| p.bytes.len() as u64).sum::<u64>());
+            assert_eq!(
+                report.bytes.0,
+                pieces.iter().map(|p| p.bytes.len() as u64).sum::<u64>()
+            );
             assert_eq!((report.prefill.computed, report.chunks_resent), (7, 0));
             assert_whole(&order, pieces);
         }
@@ -31,7 +34,10 @@ async fn transfers_of_any_size_arrive_equal_over_one_lane_and_over_four() {
         })
         .await;
         let reading = asker.link(&site("holder")).unwrap();
-        assert!(reading.up && reading.received > Bytes(6 << 20) && reading.loss.0 == 0, "{reading:?}");
+        assert!(
+            reading.up && reading.received > Bytes(6 << 20) && reading.loss.0 == 0,
+            "{reading:?}"
+        );
         let unknown = asker.pull(&site("nowhere"), order(1, 1)).await;
         assert_eq!(unknown.unwrap_err(), TransferError::UnknownPeer(site("nowhere")));
         holder.shutdown().await;
@@ -68,7 +74,10 @@ async fn a_hundred_transfers_share_the_lanes() {
     while let Some(done) = running.join_next().await {
         done.unwrap();
     }
-    until("all forgotten", Duration::from_secs(2), || holder.live_transfers().1 == 0).await;
+    until("all forgotten", Duration::from_secs(2), || {
+        holder.live_transfers().1 == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,11 +89,17 @@ async fn dropping_a_pull_reaches_the_source_at_once() {
     pull.events.recv().await.unwrap().unwrap();
     let dropped = Instant::now();
     drop(pull);
-    until("cancelled", Duration::from_secs(1), || source.cancelled.lock().unwrap().is_some()).await;
+    until("cancelled", Duration::from_secs(1), || {
+        source.cancelled.lock().unwrap().is_some()
+    })
+    .await;
     let took = source.cancelled.lock().unwrap().unwrap() - dropped;
     println!("cancellation took {took:?}");
     assert!(took < Duration::from_millis(100), "{took:?}");
-    until("forgotten", Duration::from_secs(1), || holder.live_transfers().1 + asker.live_transfers().0 == 0).await;
+    until("forgotten", Duration::from_secs(1), || {
+        holder.live_transfers().1 + asker.live_transfers().0 == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -96,7 +111,10 @@ async fn computing_without_pieces_is_no_stall() {
     let mut pull = asker.pull(&site("holder"), order(1, 10)).await.unwrap();
     pull.events.recv().await.unwrap().unwrap();
     let more = tokio::time::timeout(Duration::from_millis(1200), pull.events.recv()).await;
-    assert!(more.is_err(), "three stall times of computing ended with {more:?}");
+    assert!(
+        more.is_err(),
+        "three stall times of computing ended with {more:?}"
+    );
     assert!(asker.link(&site("holder")).unwrap().rtt > Duration::ZERO);
 }
 
@@ -119,7 +137,10 @@ async fn misconduct_of_a_source_ends_in_a_clean_error() {
             TransferError::Protocol { .. } if !refused => {}
             other => panic!("{other:?}"),
         }
-        until("forgotten", Duration::from_secs(2), || holder.live_transfers().1 + asker.live_transfers().0 == 0).await;
+        until("forgotten", Duration::from_secs(2), || {
+            holder.live_transfers().1 + asker.live_transfers().0 == 0
+        })
+        .await;
     }
 }
 
@@ -131,7 +152,9 @@ async fn a_peer_without_the_secret_gets_nothing() {
     stranger.secret = ClusterSecret::derive("guess");
     let stranger = asker(stranger, holder.address()).await;
     let error = stranger.pull(&site("holder"), order(1, 10)).await.unwrap_err();
-    let TransferError::LinkDown { detail, .. } = &error else { panic!("{error:?}") };
+    let TransferError::LinkDown { detail, .. } = &error else {
+        panic!("{error:?}")
+    };
     assert!(detail.contains("secret"), "{detail}");
     assert_eq!(source.begun.load(Ordering::SeqCst), 0);
 }

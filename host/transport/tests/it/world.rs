@@ -4,7 +4,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use portolan_base::kv::{KvDtype, KvLayout, KvManifest, LayerKv, PieceId};
 use portolan_base::{Bytes as ByteCount, InstanceName, ModelName, Random, RequestId, SiteName, TenantName};
-use portolan_ports::{KvOrder, KvPiece, KvSource, PieceSink, PrefillReport, Pull, PullEvent, PullReport, TransferError};
+use portolan_ports::{
+    KvOrder, KvPiece, KvSource, PieceSink, PrefillReport, Pull, PullEvent, PullReport, TransferError,
+};
 use portolan_transport::{ClusterSecret, SiteTransport, TransportConfig};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -39,8 +41,17 @@ pub(crate) fn site(name: &str) -> SiteName {
 }
 
 pub(crate) fn layout() -> KvLayout {
-    let attention = LayerKv::FullAttention { kv_heads: 1, head_dim: 128 };
-    let recurrent = LayerKv::Recurrent { conv_channels: 64, conv_width: 4, heads: 4, key_dim: 64, value_dim: 65 };
+    let attention = LayerKv::FullAttention {
+        kv_heads: 1,
+        head_dim: 128,
+    };
+    let recurrent = LayerKv::Recurrent {
+        conv_channels: 64,
+        conv_width: 4,
+        heads: 4,
+        key_dim: 64,
+        value_dim: 65,
+    };
     KvLayout {
         model: ModelName::new("m").unwrap(),
         model_version: 1,
@@ -75,12 +86,24 @@ pub(crate) fn pieces(order: &KvOrder) -> Vec<KvPiece> {
         pieces.push(piece(&seed, PieceId { layer, tokens: 0..0 }));
         while start < end {
             let stop = (start + 1 + u32::try_from(seed.below(u64::from(end / 3 + 2))).unwrap()).min(end);
-            pieces.push(piece(&seed, PieceId { layer, tokens: start..stop }));
+            pieces.push(piece(
+                &seed,
+                PieceId {
+                    layer,
+                    tokens: start..stop,
+                },
+            ));
             start = stop;
         }
     }
     if end > 0 {
-        pieces.push(piece(&seed, PieceId { layer: 1, tokens: end..end }));
+        pieces.push(piece(
+            &seed,
+            PieceId {
+                layer: 1,
+                tokens: end..end,
+            },
+        ));
     }
     pieces
 }
@@ -92,11 +115,18 @@ fn piece(seed: &Seed, id: PieceId) -> KvPiece {
         bytes.extend_from_slice(&seed.next_u64().to_le_bytes());
     }
     bytes.truncate(len);
-    KvPiece { id, bytes: Bytes::from(bytes) }
+    KvPiece {
+        id,
+        bytes: Bytes::from(bytes),
+    }
 }
 
 pub(crate) fn manifest(order: &KvOrder) -> KvManifest {
-    KvManifest { layout: layout(), tokens: u32::try_from(order.tokens.len()).unwrap(), held: order.held }
+    KvManifest {
+        layout: layout(),
+        tokens: u32::try_from(order.tokens.len()).unwrap(),
+        held: order.held,
+    }
 }
 
 /// How a source behaves.
@@ -121,7 +151,11 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(conduct: Conduct) -> Arc<Self> {
-        Arc::new(Self { conduct, begun: AtomicUsize::new(0), cancelled: Mutex::new(None) })
+        Arc::new(Self {
+            conduct,
+            begun: AtomicUsize::new(0),
+            cancelled: Mutex::new(None),
+        })
     }
 }
 
@@ -153,7 +187,13 @@ impl KvSource for Source {
                 return Err("cancelled".into());
             }
             Conduct::ForeignPiece => {
-                sink.piece(KvPiece { id: PieceId { layer: 7, tokens: 0..1 }, bytes: Bytes::from_static(b"x") });
+                sink.piece(KvPiece {
+                    id: PieceId {
+                        layer: 7,
+                        tokens: 0..1,
+                    },
+                    bytes: Bytes::from_static(b"x"),
+                });
             }
             _ => {}
         }
@@ -167,7 +207,10 @@ impl KvSource for Source {
             }
             tokio::task::yield_now().await;
         }
-        Ok(PrefillReport { computed: 7, ..PrefillReport::default() })
+        Ok(PrefillReport {
+            computed: 7,
+            ..PrefillReport::default()
+        })
     }
 }
 
@@ -180,8 +223,14 @@ pub(crate) fn config(name: &str) -> TransportConfig {
 }
 
 pub(crate) async fn start(config: TransportConfig, source: Arc<Source>) -> SiteTransport {
-    let seed = config.site.as_str().bytes().fold(1u64, |a, b| a * 31 + u64::from(b));
-    SiteTransport::bind(config, source, Arc::new(Seed::new(seed))).await.unwrap()
+    let seed = config
+        .site
+        .as_str()
+        .bytes()
+        .fold(1u64, |a, b| a * 31 + u64::from(b));
+    SiteTransport::bind(config, source, Arc::new(Seed::new(seed)))
+        .await
+        .unwrap()
 }
 
 /// A holder called `holder`, and a site called `asker` that knows it by `address`.
@@ -201,7 +250,10 @@ pub(crate) async fn drain(pull: &mut Pull) -> Result<(Vec<KvPiece>, PullReport),
                 pieces.push(piece);
             }
             PullEvent::Done(report) => {
-                assert!(pull.events.recv().await.is_none(), "nothing comes after the report");
+                assert!(
+                    pull.events.recv().await.is_none(),
+                    "nothing comes after the report"
+                );
                 return Ok((pieces, report));
             }
         }
