@@ -2,7 +2,7 @@
 
 use portolan_plugin::{POLICY_WIT, componentize};
 use wit_component::{StringEncoding, embed_component_metadata};
-use wit_parser::Resolve;
+use wit_parser::{Resolve, WorldId};
 
 /// The parts of a guest that tests vary. Everything else is a bump allocator and a `configure` that says yes.
 pub(crate) struct Guest {
@@ -174,11 +174,29 @@ impl Guest {
 
     /// The core module with its metadata, as a guest toolchain leaves it.
     pub(crate) fn core_module(&self) -> Vec<u8> {
-        let mut module = wat::parse_str(self.wat()).unwrap();
         let mut resolve = Resolve::default();
         let package = resolve.push_str("policy.wit", POLICY_WIT).unwrap();
         let world = resolve.packages[package].worlds[self.world];
-        embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false).unwrap();
+        self.embed(&resolve, world)
+    }
+
+    /// The component with one export more than the contract asks for, as the QuickJS toolchain leaves it.
+    pub(crate) fn component_with_init(self) -> Vec<u8> {
+        let mut resolve = Resolve::default();
+        resolve.push_str("policy.wit", POLICY_WIT).unwrap();
+        let wider = format!(
+            "package test:wider; world wider {{ include portolan:policy/{}@0.1.0; export init: func(); }}",
+            self.world
+        );
+        let package = resolve.push_str("wider.wit", &wider).unwrap();
+        let world = resolve.packages[package].worlds["wider"];
+        let guest = self.with_extra(r#"(func (export "init"))"#);
+        componentize(&guest.embed(&resolve, world)).unwrap()
+    }
+
+    fn embed(&self, resolve: &Resolve, world: WorldId) -> Vec<u8> {
+        let mut module = wat::parse_str(self.wat()).unwrap();
+        embed_component_metadata(&mut module, resolve, world, StringEncoding::UTF8, false).unwrap();
         module
     }
 

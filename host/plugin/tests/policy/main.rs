@@ -1,6 +1,8 @@
 //! The policy runtime against guests of all kinds, made from WebAssembly text.
 
 #[cfg(test)]
+mod bad_answers;
+#[cfg(test)]
 mod contract;
 #[cfg(test)]
 mod cost_of_calls;

@@ -52,6 +52,12 @@ fn a_good_component_passes_with_its_measures() {
 }
 
 #[test]
+fn exports_beyond_the_contract_do_no_harm() {
+    let report = check(&Guest::echo().component_with_init());
+    assert!(report.ok, "{report:#?}");
+}
+
+#[test]
 fn files_that_are_no_components_are_recognised() {
     refused(b"", "empty", "the file is empty");
     refused(b"\x7fELF\x02\x01\x01", "not-wasm", "an ELF executable");
