@@ -1,6 +1,31 @@
-# Every target does its own set-up.
+# Every target does its own set-up: on a bare Debian or Ubuntu machine with Rust, `make demo` and `make test` are enough.
 PLUGINS_DIST := plugins/dist
+MODELS := .models
+MODEL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## What can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits after it
+	cargo run --quiet --bin portolan -- demo --model $(MODEL) --plugins $(PLUGINS_DIST) $(ARGS)
+
+.PHONY: test
+test: plugins $(MODEL) ## Every test
+	tests/run
+
+.PHONY: lint
+lint: ## Formatting and lints
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
 
 .PHONY: plugins
 plugins: ## The shipped policies as WebAssembly components in $(PLUGINS_DIST)
 	@PLUGINS_DIST=$(CURDIR)/$(PLUGINS_DIST) plugins/setup.sh
+
+$(MODEL):
+	@tests/fetch-model $@

@@ -1,1 +1,21 @@
-//! (being written)
+//! A small language for integration tests: a world of two sites, tenants that ask, an operator that meddles.
+#![expect(
+    clippy::missing_panics_doc,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a harness fails by panicking"
+)]
+#![allow(clippy::unwrap_used, reason = "a harness fails by panicking")]
+
+#[path = "../../host/plugin/tests/policy/guests.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "shared with the runtime's own tests, each of which uses a part"
+)]
+pub mod guests;
+pub mod oracle;
+pub mod world;
+
+pub use oracle::{Oracle, oracle_folder};
+pub use world::{Answer, Ask, Link, World};

@@ -150,7 +150,10 @@ impl KvSize {
 
 impl From<&KvLayout> for KvSize {
     fn from(layout: &KvLayout) -> Self {
-        Self { fixed: layout.fixed_bytes(), per_token: layout.bytes_per_token() }
+        Self {
+            fixed: layout.fixed_bytes(),
+            per_token: layout.bytes_per_token(),
+        }
     }
 }
 
@@ -228,7 +231,10 @@ mod tests {
         );
         assert_eq!(layout.bytes_to_move(Tokens(0), Tokens(0)), Bytes(0));
         for tokens in [0, 1, 10].map(Tokens) {
-            assert_eq!(KvSize::from(&layout).at(tokens), layout.bytes_to_move(tokens, Tokens(0)));
+            assert_eq!(
+                KvSize::from(&layout).at(tokens),
+                layout.bytes_to_move(tokens, Tokens(0))
+            );
         }
         assert_eq!(layout.piece_bytes(2, Tokens(1)), None);
     }

@@ -46,17 +46,30 @@ pub struct RequestError {
 impl RequestError {
     /// A failure of a kind, with what the client is told.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, code: None, retry_after: None, detail: None }
+        Self {
+            kind,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after: None,
+            detail: None,
+        }
     }
 
     /// A bad value of one field.
     pub fn bad_field(param: &str, message: impl Into<String>) -> Self {
-        Self { param: Some(param.to_owned()), ..Self::new(ErrorKind::BadRequest, message) }
+        Self {
+            param: Some(param.to_owned()),
+            ..Self::new(ErrorKind::BadRequest, message)
+        }
     }
 
     /// No capacity; the client may try again after `retry_after`.
     pub fn unavailable(message: impl Into<String>, retry_after: Duration) -> Self {
-        Self { retry_after: Some(retry_after), ..Self::new(ErrorKind::Unavailable, message) }
+        Self {
+            retry_after: Some(retry_after),
+            ..Self::new(ErrorKind::Unavailable, message)
+        }
     }
 
     /// Adds a stable code.
@@ -68,6 +81,10 @@ impl RequestError {
 
     /// Adds what only the log should say.
     #[must_use]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers hand over an error they are done with"
+    )]
     pub fn with_detail(mut self, detail: impl ToString) -> Self {
         self.detail = Some(detail.to_string());
         self

@@ -27,7 +27,9 @@ pub struct PeerService {
 impl PeerService {
     /// Serves orders with the engines of `site`.
     pub fn new(site: &Arc<Site>) -> Self {
-        Self { site: Arc::downgrade(site) }
+        Self {
+            site: Arc::downgrade(site),
+        }
     }
 }
 
@@ -48,7 +50,9 @@ impl KvSource for PeerService {
             order.model.as_str(),
             order.model_version,
         );
-        stream_prefill(engine.as_ref(), key, order, sink).await.map_err(|error| error.to_string())
+        stream_prefill(engine.as_ref(), key, order, sink)
+            .await
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -62,11 +66,21 @@ pub async fn stream_prefill(
     let too_long = |_| EngineError::BadJob("the prompt is too long".to_owned());
     let tokens = u32::try_from(order.tokens.len()).map_err(too_long)?;
     let layout = engine.describe().layout.as_ref().clone();
-    sink.manifest(KvManifest { layout, tokens, held: order.held });
+    sink.manifest(KvManifest {
+        layout,
+        tokens,
+        held: order.held,
+    });
     let cancel = Cancel::new();
     let _stop = cancel.on_drop();
     let (request, tokens, held) = (order.request, order.tokens, order.held);
-    let job = PrefillJob { request, key, tokens, held, cancel: cancel.clone() };
+    let job = PrefillJob {
+        request,
+        key,
+        tokens,
+        held,
+        cancel: cancel.clone(),
+    };
     let (pieces_in, pieces_out) = mpsc::unbounded_channel();
     let (report, ()) = tokio::join!(engine.prefill(job, pieces_in), forward(pieces_out, sink, cancel));
     report
@@ -93,7 +107,11 @@ async fn forward(
 
 fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {
     let name = &order.instance;
-    let engine = site.parts.engines.get(name).ok_or_else(|| format!("there is no instance {name} at this site"))?;
+    let engine = site
+        .parts
+        .engines
+        .get(name)
+        .ok_or_else(|| format!("there is no instance {name} at this site"))?;
     let about = engine.describe();
     if about.model != order.model || about.layout.model_version != order.model_version {
         return Err(format!(
@@ -117,7 +135,7 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<(), 
     let class = names.user_classes.iter().position(|c| *c == order.user_class);
     let subject = Subject {
         purpose: Purpose::Serve,
-        data_jurisdiction: jurisdiction(&names, &order.jurisdiction),
+        data_jurisdiction: jurisdiction(&names, &order.jurisdiction).map_err(|e| e.to_string())?,
         data_class: class.and_then(|i| u32::try_from(i).ok()).unwrap_or(0),
         from_site: Some(peer_index.0),
     };

@@ -36,15 +36,27 @@ pub async fn receive(
                         "the manifest announces {} tokens of {} version {} beyond {} held",
                         manifest.tokens, manifest.layout.model, manifest.layout.model_version, manifest.held
                     );
-                    return Err(TransferError::Protocol { peer: peer.clone(), detail });
+                    return Err(TransferError::Protocol {
+                        peer: peer.clone(),
+                        detail,
+                    });
                 }
             }
             PullEvent::Piece(piece) => {
                 first_piece.get_or_insert_with(|| clock.now());
                 pieces.push(piece);
             }
-            PullEvent::Done(report) => return Ok(Arrival { pieces, report, first_piece }),
+            PullEvent::Done(report) => {
+                return Ok(Arrival {
+                    pieces,
+                    report,
+                    first_piece,
+                });
+            }
         }
     }
-    Err(TransferError::LinkDown { peer: peer.clone(), detail: "the transfer ended early".to_owned() })
+    Err(TransferError::LinkDown {
+        peer: peer.clone(),
+        detail: "the transfer ended early".to_owned(),
+    })
 }

@@ -22,7 +22,10 @@ struct Inner {
 impl RecordLog {
     /// Keeps at most `most` records, at least one.
     pub fn new(most: usize) -> Self {
-        Self { most: most.max(1), inner: Mutex::default() }
+        Self {
+            most: most.max(1),
+            inner: Mutex::default(),
+        }
     }
 
     /// Keeps a record; one of the same id is replaced.
@@ -47,6 +50,12 @@ impl RecordLog {
     /// The newest records, newest first.
     pub fn newest(&self, limit: usize) -> Vec<Arc<PathRecord>> {
         let inner = self.inner.lock();
-        inner.order.iter().rev().take(limit).filter_map(|id| inner.by_id.get(id).cloned()).collect()
+        inner
+            .order
+            .iter()
+            .rev()
+            .take(limit)
+            .filter_map(|id| inner.by_id.get(id).cloned())
+            .collect()
     }
 }

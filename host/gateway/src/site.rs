@@ -41,7 +41,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { in_flight: 512, body_bytes: 8 << 20, decode_stall: Duration::from_secs(30), records: 10_000 }
+        Self {
+            in_flight: 512,
+            body_bytes: 8 << 20,
+            decode_stall: Duration::from_secs(30),
+            records: 10_000,
+        }
     }
 }
 

@@ -35,9 +35,16 @@ pub(crate) async fn serve(site: Arc<Site>, request: Accepted) -> Result<Answer, 
     let journey = admit::admit(site, request, cancel, events_in)?;
     tokio::spawn(run(journey, started_in));
     match started.await {
-        Ok(Ok(())) => Ok(Answer { id, events, cancel: guard }),
+        Ok(Ok(())) => Ok(Answer {
+            id,
+            events,
+            cancel: guard,
+        }),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(RequestError::new(ErrorKind::Internal, "the request broke inside the gateway")),
+        Err(_) => Err(RequestError::new(
+            ErrorKind::Internal,
+            "the request broke inside the gateway",
+        )),
     }
 }
 
@@ -81,7 +88,9 @@ impl Journey {
                 }
             }
         }
-        Err(Fault::EveryRouteFailed(failures.iter().map(ToString::to_string).collect()))
+        Err(Fault::EveryRouteFailed(
+            failures.iter().map(ToString::to_string).collect(),
+        ))
     }
 
     async fn attempt(

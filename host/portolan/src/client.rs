@@ -22,7 +22,9 @@ pub struct Client {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The host cannot be reached.
-    #[error("{server} cannot be reached: {detail}; is the host running? (`portolan serve` or `portolan demo`)")]
+    #[error(
+        "{server} cannot be reached: {detail}; is the host running? (`portolan serve` or `portolan demo`)"
+    )]
     Unreachable {
         /// The address.
         server: String,
@@ -65,25 +67,42 @@ impl Client {
             .timeout_global(Some(CALL_TIMEOUT))
             .http_status_as_error(false)
             .build();
-        Self { agent: config.new_agent(), server: server.trim_end_matches('/').to_owned(), key: key.to_owned() }
+        Self {
+            agent: config.new_agent(),
+            server: server.trim_end_matches('/').to_owned(),
+            key: key.to_owned(),
+        }
     }
 
     /// GET.
     pub fn get(&self, path: &str) -> Result<Reply, ClientError> {
-        let call = self.agent.get(self.url(path)).header("authorization", self.bearer()).call();
+        let call = self
+            .agent
+            .get(self.url(path))
+            .header("authorization", self.bearer())
+            .call();
         self.whole(call)
     }
 
     /// POST of a JSON document.
     pub fn post(&self, path: &str, body: &Value) -> Result<Reply, ClientError> {
-        let call = self.agent.post(self.url(path)).header("authorization", self.bearer()).send_json(body);
+        let call = self
+            .agent
+            .post(self.url(path))
+            .header("authorization", self.bearer())
+            .send_json(body);
         self.whole(call)
     }
 
     /// PUT of bytes.
     pub fn put(&self, path: &str, query: &[(&str, &str)], bytes: &[u8]) -> Result<Reply, ClientError> {
-        let request = self.agent.put(self.url(path)).header("authorization", self.bearer());
-        let request = request.query_pairs(query.iter().copied()).content_type("application/wasm");
+        let request = self
+            .agent
+            .put(self.url(path))
+            .header("authorization", self.bearer());
+        let request = request
+            .query_pairs(query.iter().copied())
+            .content_type("application/wasm");
         self.whole(request.send(bytes))
     }
 
@@ -95,7 +114,11 @@ impl Client {
         body: &Value,
         on_data: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Option<String>, ClientError> {
-        let call = self.agent.post(self.url(path)).header("authorization", self.bearer()).send_json(body);
+        let call = self
+            .agent
+            .post(self.url(path))
+            .header("authorization", self.bearer())
+            .send_json(body);
         let response = call.map_err(|e| self.unreachable(&e))?;
         if !response.status().is_success() {
             return self.whole(Ok(response)).map(|reply| reply.request_id);
@@ -113,18 +136,30 @@ impl Client {
         Ok(request_id)
     }
 
-    fn whole(&self, call: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, ClientError> {
+    fn whole(
+        &self,
+        call: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<Reply, ClientError> {
         let response = call.map_err(|e| self.unreachable(&e))?;
         let (status, request_id) = (response.status(), id_of(&response));
         let mut text = String::new();
         let mut reader = response.into_body().into_reader().take(ANSWER_MAX_BYTES);
-        reader.read_to_string(&mut text).map_err(|e| self.bad_answer(&e))?;
+        reader
+            .read_to_string(&mut text)
+            .map_err(|e| self.bad_answer(&e))?;
         let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
         if status.is_success() {
             return Ok(Reply { request_id, body });
         }
-        let message = body.pointer("/error/message").and_then(Value::as_str).unwrap_or("the host gave no reason");
-        Err(ClientError::Refused { status: status.as_u16(), message: message.to_owned(), body })
+        let message = body
+            .pointer("/error/message")
+            .and_then(Value::as_str)
+            .unwrap_or("the host gave no reason");
+        Err(ClientError::Refused {
+            status: status.as_u16(),
+            message: message.to_owned(),
+            body,
+        })
     }
 
     fn url(&self, path: &str) -> String {
@@ -136,11 +171,17 @@ impl Client {
     }
 
     fn unreachable(&self, error: &ureq::Error) -> ClientError {
-        ClientError::Unreachable { server: self.server.clone(), detail: error.to_string() }
+        ClientError::Unreachable {
+            server: self.server.clone(),
+            detail: error.to_string(),
+        }
     }
 
     fn bad_answer(&self, error: &std::io::Error) -> ClientError {
-        ClientError::BadAnswer { server: self.server.clone(), detail: error.to_string() }
+        ClientError::BadAnswer {
+            server: self.server.clone(),
+            detail: error.to_string(),
+        }
     }
 }
 

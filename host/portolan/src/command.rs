@@ -59,10 +59,20 @@ pub struct DemoArgs {
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDR")]
     pub listen: SocketAddr,
     /// The demo model.
-    #[arg(long, env = "PORTOLAN_DEMO_MODEL", default_value = ".models/SmolLM2-135M-Instruct.Q4_1.gguf", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "PORTOLAN_DEMO_MODEL",
+        default_value = ".models/SmolLM2-135M-Instruct.Q4_1.gguf",
+        value_name = "FILE"
+    )]
     pub model: PathBuf,
     /// Folder of the shipped policy components.
-    #[arg(long, env = "PORTOLAN_PLUGINS", default_value = "plugins/dist", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "PORTOLAN_PLUGINS",
+        default_value = "plugins/dist",
+        value_name = "DIR"
+    )]
     pub plugins: PathBuf,
 }
 
@@ -70,10 +80,21 @@ pub struct DemoArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ServerArgs {
     /// Address of a site.
-    #[arg(long, env = "PORTOLAN_SERVER", default_value = "http://127.0.0.1:8080", value_name = "URL")]
+    #[arg(
+        long,
+        env = "PORTOLAN_SERVER",
+        default_value = "http://127.0.0.1:8080",
+        value_name = "URL"
+    )]
     pub server: String,
     /// Key to show.
-    #[arg(long, env = "PORTOLAN_KEY", default_value = "", hide_env_values = true, hide_default_value = true)]
+    #[arg(
+        long,
+        env = "PORTOLAN_KEY",
+        default_value = "",
+        hide_env_values = true,
+        hide_default_value = true
+    )]
     pub key: String,
 }
 

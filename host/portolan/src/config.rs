@@ -171,16 +171,25 @@ pub enum ConfigError {
 
 impl ConfigError {
     fn value(key: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Value { key: key.into(), problem: problem.into() }
+        Self::Value {
+            key: key.into(),
+            problem: problem.into(),
+        }
     }
 }
 
 impl Config {
     /// Reads and checks a file. Relative paths in it are relative to the file's own folder.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         let mut config = Self::parse(&text).map_err(|error| match error {
-            ConfigError::Parse { detail, .. } => ConfigError::Parse { path: path.to_owned(), detail },
+            ConfigError::Parse { detail, .. } => ConfigError::Parse {
+                path: path.to_owned(),
+                detail,
+            },
             other => other,
         })?;
         config.resolve_paths(path.parent().unwrap_or(Path::new(".")));
@@ -189,8 +198,10 @@ impl Config {
 
     /// Parses and checks a document.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let config: Self = serde_saphyr::from_str(text)
-            .map_err(|e| ConfigError::Parse { path: PathBuf::from("configuration"), detail: e.to_string() })?;
+        let config: Self = serde_saphyr::from_str(text).map_err(|e| ConfigError::Parse {
+            path: PathBuf::from("configuration"),
+            detail: e.to_string(),
+        })?;
         config.check()?;
         Ok(config)
     }
@@ -198,7 +209,10 @@ impl Config {
     /// Makes relative paths relative to `base`.
     pub fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.iter_mut().map(|m| &mut m.path);
-        for path in models.chain([&mut self.data_dir]).chain(self.policies_dir.as_mut()) {
+        for path in models
+            .chain([&mut self.data_dir])
+            .chain(self.policies_dir.as_mut())
+        {
             if path.is_relative() {
                 *path = base.join(&*path);
             }
@@ -214,7 +228,10 @@ impl Config {
 
     fn check(&self) -> Result<(), ConfigError> {
         if self.operator_keys.iter().all(|key| key.is_empty()) {
-            return Err(ConfigError::value("operator_keys", "name at least one key, or nobody can administer the host"));
+            return Err(ConfigError::value(
+                "operator_keys",
+                "name at least one key, or nobody can administer the host",
+            ));
         }
         let topology = self.topology()?;
         self.check_instances()?;
@@ -248,7 +265,10 @@ impl Config {
         for tenant in &self.tenants {
             let key = |field| format!("tenants.{}.{field}", tenant.name);
             if tenant.keys.iter().any(|k| k.is_empty() || !keys.insert(k)) {
-                return Err(ConfigError::value(key("keys"), "a key is empty, or lets someone else in as well"));
+                return Err(ConfigError::value(
+                    key("keys"),
+                    "a key is empty, or lets someone else in as well",
+                ));
             }
             if !tenant.jurisdiction.is_empty() && names.jurisdiction(&tenant.jurisdiction).is_none() {
                 let problem = format!(
@@ -259,7 +279,11 @@ impl Config {
                 return Err(ConfigError::value(key("jurisdiction"), problem));
             }
             if !tenant.user_class.is_empty() && !names.user_classes.contains(&tenant.user_class) {
-                let problem = format!("{:?} is not among user_classes: {}", tenant.user_class, names.user_classes.join(", "));
+                let problem = format!(
+                    "{:?} is not among user_classes: {}",
+                    tenant.user_class,
+                    names.user_classes.join(", ")
+                );
                 return Err(ConfigError::value(key("user_class"), problem));
             }
         }
@@ -353,10 +377,18 @@ tenants: [{name: acme, keys: [k1]}, {name: globex, keys: [k2], jurisdiction: eu}
     fn each_mistake_is_named_with_its_place() {
         for (from, to, expected) in [
             ("data_dir: data", "datadir: data", "datadir"),
-            ("model: m}", "model: x}", "sites.paris.instances.p1.model: there is no model x; defined are: m"),
+            (
+                "model: m}",
+                "model: x}",
+                "sites.paris.instances.p1.model: there is no model x; defined are: m",
+            ),
             ("role: prefill", "role: cook", "cook"),
             ("keys: [k2]", "keys: [k1]", "tenants.globex.keys"),
-            ("jurisdiction: eu}]", "jurisdiction: mars}]", "known are: any, eu, us"),
+            (
+                "jurisdiction: eu}]",
+                "jurisdiction: mars}]",
+                "known are: any, eu, us",
+            ),
             ("operator_keys: [op]", "operator_keys: []", "operator_keys"),
             ("to: paris", "to: mars", "names a site that is not defined"),
             ("name: virginia", "name: paris", "site paris is defined twice"),
@@ -364,7 +396,9 @@ tenants: [{name: acme, keys: [k1]}, {name: globex, keys: [k2], jurisdiction: eu}
             ("name: acme", "name: ../acme", "'.'"),
         ] {
             assert!(GOOD.contains(from), "{from}");
-            let error = Config::parse(&GOOD.replacen(from, to, 1)).unwrap_err().to_string();
+            let error = Config::parse(&GOOD.replacen(from, to, 1))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{to}: {error}");
         }
     }

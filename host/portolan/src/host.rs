@@ -15,7 +15,7 @@ use portolan_fleet::EmbeddedBus;
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
 use portolan_ports::{PolicyStore, Transport};
 use portolan_store::SledStore;
-use portolan_transport::FaultProxy;
+use portolan_transport::fault_proxy::FaultProxy;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -69,9 +69,16 @@ impl Host {
         for site in &mut sites {
             site.open(&shared)?;
         }
-        let watch = config.policies_dir.as_deref().map(|dir| watch::Watch::start(dir, Arc::clone(&desk)));
+        let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
+        let watch = config.policies_dir.clone().map(start);
         let watch = watch.transpose().map_err(HostError::Watch)?;
-        Ok(Self { sites, proxies, config, shared, _watch: watch })
+        Ok(Self {
+            sites,
+            proxies,
+            config,
+            shared,
+            _watch: watch,
+        })
     }
 
     /// The sites in the order of the configuration.
@@ -91,7 +98,10 @@ impl Host {
 
     /// A simulated link, for drills.
     pub fn proxy(&self, from: &str, to: &str) -> Option<&FaultProxy> {
-        let found = self.proxies.iter().find(|((f, t), _)| f.as_str() == from && t.as_str() == to);
+        let found = self
+            .proxies
+            .iter()
+            .find(|((f, t), _)| f.as_str() == from && t.as_str() == to);
         found.map(|(_, proxy)| proxy)
     }
 
@@ -104,7 +114,9 @@ impl Host {
 
     /// Starts a killed site again, with empty caches and new ports where the configuration leaves them open.
     pub async fn revive(&mut self, name: &str) -> Result<(), HostError> {
-        let Some(config) = self.config.sites.iter().find(|site| site.name.as_str() == name) else { return Ok(()) };
+        let Some(config) = self.config.sites.iter().find(|site| site.name.as_str() == name) else {
+            return Ok(());
+        };
         self.sites.push(RunningSite::prepare(config, &self.shared).await?);
         let touches = |link: &&LinkConfig| link.from == config.name || link.to == config.name;
         for link in self.config.links.iter().filter(touches) {
@@ -131,11 +143,13 @@ async fn connect(
     proxies: &mut BTreeMap<(SiteName, SiteName), FaultProxy>,
 ) -> Result<(), HostError> {
     let find = |name: &SiteName| sites.iter().find(|site| site.name() == name);
-    let (Some(from), Some(to)) = (find(&link.from), find(&link.to)) else { return Ok(()) };
-    let mut address = from.transport().local_addr();
+    let (Some(from), Some(to)) = (find(&link.from), find(&link.to)) else {
+        return Ok(());
+    };
+    let mut address = from.transport().address();
     if let Some(wan) = link.simulate {
         let proxy = parts::simulate(address, wan).await?;
-        address = proxy.local_addr();
+        address = proxy.address();
         proxies.insert((link.from.clone(), link.to.clone()), proxy);
     }
     to.transport().add_peer(link.from.clone(), vec![address]);

@@ -15,7 +15,10 @@ impl SystemClock {
     pub fn start() -> Self {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let origin_us = u64::try_from(unix.as_micros()).unwrap_or(u64::MAX);
-        Self { started: Instant::now(), origin_us }
+        Self {
+            started: Instant::now(),
+            origin_us,
+        }
     }
 }
 

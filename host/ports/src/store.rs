@@ -175,7 +175,9 @@ pub enum StoreError {
         why: String,
     },
     /// A later release wrote the store.
-    #[error("the store has schema {found}, this host knows schemas up to {known}; start the release that wrote it")]
+    #[error(
+        "the store has schema {found}, this host knows schemas up to {known}; start the release that wrote it"
+    )]
     NewerSchema {
         /// The schema found.
         found: u32,

@@ -6,8 +6,8 @@ use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use portolan_base::TenantKey;
-use portolan_decide::record::{KvRecord, StageRecord};
 use portolan_decide::PathRecord;
+use portolan_decide::record::{KvRecord, StageRecord};
 use portolan_ports::Cancel;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,14 +43,32 @@ pub(super) fn admit(
     let mut record = blank_record(&request);
     let accept_end = millis_between(request.at, arrived);
     record.stages.push(stage("accept", 0.0, accept_end));
-    record.stages.push(stage("admit", accept_end, millis_between(request.at, site.parts.clock.now())));
+    record.stages.push(stage(
+        "admit",
+        accept_end,
+        millis_between(request.at, site.parts.clock.now()),
+    ));
     site.records.put(record.clone());
     let fleet = site.parts.fleet.view();
-    Ok(Journey { site, request, policies, fleet, key, cancel, events, record, permit: Some(permit) })
+    Ok(Journey {
+        site,
+        request,
+        policies,
+        fleet,
+        key,
+        cancel,
+        events,
+        record,
+        permit: Some(permit),
+    })
 }
 
 fn stage(name: &str, start_ms: f64, end_ms: f64) -> StageRecord {
-    StageRecord { name: name.to_owned(), start_ms, end_ms }
+    StageRecord {
+        name: name.to_owned(),
+        start_ms,
+        end_ms,
+    }
 }
 
 fn blank_record(request: &Accepted) -> PathRecord {

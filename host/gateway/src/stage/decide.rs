@@ -5,6 +5,7 @@ use crate::error::{ErrorKind, RequestError};
 use portolan_decide::{DecideInput, Decision, DecisionRecord, KvSize, Plan, Refusal, RequestFacts, decide};
 use portolan_policy::NameTables;
 use std::time::Duration;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// How often a policy may hold a request before it is refused: a policy that always defers would hold it for ever.
 const MAX_DEFERRALS: u32 = 8;
@@ -21,7 +22,7 @@ impl Journey {
     async fn ask(&mut self, held: &[u32]) -> Result<Plan, Fault> {
         let seed = self.site.parts.random.next_u64();
         for _ in 0..MAX_DEFERRALS {
-            match self.decide_once(held, seed) {
+            match self.decide_once(held, seed)? {
                 Decision::Go(plan) => return Ok(plan),
                 Decision::Refuse(refusal) => return Err(Fault::Refused(client_error(&refusal))),
                 Decision::Defer(ms) => {
@@ -31,17 +32,26 @@ impl Journey {
             }
         }
         let text = "the routing policy held the request too often; try again later";
-        Err(Fault::Refused(RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred")))
+        Err(Fault::Refused(
+            RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred"),
+        ))
     }
 
-    fn decide_once(&mut self, held: &[u32], seed: u64) -> Decision {
-        let facts = self.facts(seed);
+    fn decide_once(&mut self, held: &[u32], seed: u64) -> Result<Decision, Fault> {
+        let facts = self.facts(seed)?;
         let layout = &self.model().description.layout;
         let kv = KvSize::from(layout.as_ref());
-        let input = DecideInput { request: &facts, fleet: &self.fleet, kv, held, policies: &self.policies };
-        let (decision, record) = decide(&input, self.site.parts.clock.as_ref());
+        let input = DecideInput {
+            request: &facts,
+            fleet: &self.fleet,
+            kv,
+            held,
+            policies: &self.policies,
+        };
+        let clock = self.site.parts.clock.as_ref();
+        let (decision, record) = without_holding_up_others(|| decide(&input, clock));
         self.note_decision(record);
-        decision
+        Ok(decision)
     }
 
     fn note_decision(&mut self, record: DecisionRecord) {
@@ -51,43 +61,81 @@ impl Journey {
         self.record.fallbacks.extend(record.fallbacks);
     }
 
-    fn facts(&self, seed: u64) -> RequestFacts {
+    fn facts(&self, seed: u64) -> Result<RequestFacts, Fault> {
         let request = &self.request;
         let names = self.site.parts.fleet.names();
         let index = |names: &[String], name: &str| position(names, name);
-        RequestFacts {
+        let restricted = jurisdiction(&names, &request.tenant.jurisdiction).map_err(|error| {
+            Fault::Refused(
+                RequestError::new(ErrorKind::Forbidden, error.to_string()).with_code("residency_denied"),
+            )
+        })?;
+        Ok(RequestFacts {
             id: request.id.clone(),
             tenant: 0,
             model: index(&names.models, request.model.as_str()),
             session: request.session.as_deref().map_or(0, |s| self.key.opaque(s)),
             origin: self.site.parts.index,
-            jurisdiction: jurisdiction(&names, &request.tenant.jurisdiction),
+            jurisdiction: restricted,
             user_class: index(&names.user_classes, &request.tenant.user_class),
             kind: request.kind,
             prompt_tokens: self.record.prompt_tokens,
             max_output_tokens: request.max_tokens,
-            expected_output_tokens: self.site.outputs.expected(&request.tenant.name, request.max_tokens),
+            expected_output_tokens: self
+                .site
+                .outputs
+                .expected(&request.tenant.name, request.max_tokens),
             prefill_mode: request.prefill_mode,
             priority: request.priority,
             ttft_slo_ms: request.ttft_slo_ms,
             seed,
             now: self.now(),
             labels: request.labels.clone(),
-        }
+        })
     }
 
     pub(super) fn model(&self) -> &crate::site::ServedModel {
-        self.site.parts.models.get(&self.request.model).expect("admit checked that the model is served")
+        self.site
+            .parts
+            .models
+            .get(&self.request.model)
+            .expect("admit checked that the model is served")
     }
 }
 
-/// The index of a jurisdiction by name; `any` when it is empty.
-pub(crate) fn jurisdiction(names: &NameTables, name: &str) -> u32 {
-    names.jurisdiction(name).unwrap_or(0)
+/// A policy call blocks: under a millisecond on the calling thread, up to its deadline in the runtime's slow lane. The
+/// other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream.
+fn without_holding_up_others<T>(ask: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => tokio::task::block_in_place(ask),
+        _ => ask(),
+    }
 }
 
+/// The index of a jurisdiction by name; 0, no restriction, when none is stated.
+///
+/// # Errors
+/// When no site lies in a jurisdiction of this name: data that says it is restricted is never taken for unrestricted.
+pub(crate) fn jurisdiction(names: &NameTables, name: &str) -> Result<u32, UnknownJurisdiction> {
+    match name {
+        "" => Ok(0),
+        name => names
+            .jurisdiction(name)
+            .ok_or_else(|| UnknownJurisdiction(name.to_owned())),
+    }
+}
+
+/// A jurisdiction that no site lies in.
+#[derive(Debug, thiserror::Error)]
+#[error("no site lies in jurisdiction {0:?}")]
+pub(crate) struct UnknownJurisdiction(String);
+
 fn position(names: &[String], name: &str) -> u32 {
-    names.iter().position(|n| n == name).and_then(|i| u32::try_from(i).ok()).unwrap_or(0)
+    names
+        .iter()
+        .position(|n| n == name)
+        .and_then(|i| u32::try_from(i).ok())
+        .unwrap_or(0)
 }
 
 fn client_error(refusal: &Refusal) -> RequestError {

@@ -62,7 +62,11 @@ impl Journey {
     }
 
     fn decode_job(&self, kv: KvSet) -> DecodeJob {
-        let stop_ids = if self.request.ignore_eos { Vec::new() } else { self.model().text.stop_ids().to_vec() };
+        let stop_ids = if self.request.ignore_eos {
+            Vec::new()
+        } else {
+            self.model().text.stop_ids().to_vec()
+        };
         DecodeJob {
             request: self.id(),
             key: self.key,
@@ -85,7 +89,10 @@ impl Journey {
     }
 
     fn finish(&mut self, text: String, reason: FinishReason, leg: &Leg) -> Result<(), Fault> {
-        self.site.parts.fleet.outcome(leg.route.decode, InstanceOutcome::Served);
+        self.site
+            .parts
+            .fleet
+            .outcome(leg.route.decode, InstanceOutcome::Served);
         let usage = Usage {
             prompt_tokens: self.record.prompt_tokens,
             completion_tokens: self.record.completion_tokens,
@@ -106,7 +113,12 @@ struct Text {
 
 impl Text {
     fn new(stream: Box<dyn TextStream>, stops: Vec<String>) -> Self {
-        Self { stream, stops, withheld: String::new(), stopped: false }
+        Self {
+            stream,
+            stops,
+            withheld: String::new(),
+            stopped: false,
+        }
     }
 
     fn push(&mut self, token: u32) -> Result<String, Fault> {
@@ -126,13 +138,22 @@ impl Text {
     /// Adds text; returns what certainly belongs to the answer.
     fn release(&mut self, more: &str) -> String {
         self.withheld.push_str(more);
-        let hit = self.stops.iter().filter_map(|stop| self.withheld.find(stop.as_str())).min();
+        let hit = self
+            .stops
+            .iter()
+            .filter_map(|stop| self.withheld.find(stop.as_str()))
+            .min();
         if let Some(at) = hit {
             self.stopped = true;
             self.withheld.truncate(at);
             return std::mem::take(&mut self.withheld);
         }
-        let keep = self.stops.iter().map(|stop| overlap(&self.withheld, stop)).max().unwrap_or(0);
+        let keep = self
+            .stops
+            .iter()
+            .map(|stop| overlap(&self.withheld, stop))
+            .max()
+            .unwrap_or(0);
         let kept = self.withheld.split_off(self.withheld.len() - keep);
         std::mem::replace(&mut self.withheld, kept)
     }
@@ -143,7 +164,10 @@ fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
     (1..=most)
         .rev()
-        .find(|&n| text.is_char_boundary(text.len() - n) && stop.as_bytes().starts_with(&text.as_bytes()[text.len() - n..]))
+        .find(|&n| {
+            text.is_char_boundary(text.len() - n)
+                && stop.as_bytes().starts_with(&text.as_bytes()[text.len() - n..])
+        })
         .unwrap_or(0)
 }
 
@@ -187,7 +211,10 @@ mod tests {
     #[test]
     fn what_might_begin_a_stop_is_withheld_and_comes_at_the_end() {
         let (out, rest, stopped) = run(&["a E", "N", "x E"], &["END"]);
-        assert_eq!((out, rest.as_str(), stopped), (vec!["a ".into(), String::new(), "ENx ".into()], "E", false));
+        assert_eq!(
+            (out, rest.as_str(), stopped),
+            (vec!["a ".into(), String::new(), "ENx ".into()], "E", false)
+        );
     }
 
     #[test]

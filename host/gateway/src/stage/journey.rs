@@ -107,8 +107,14 @@ impl Fault {
     /// The instance to blame, for its breaker. Being full is no failure, and what a peer declined it did not break.
     pub(super) fn blames(&self) -> Option<InstanceIndex> {
         match self {
-            Self::Engine { instance, error: EngineError::Broken(_) } => Some(*instance),
-            Self::Transfer { error: TransferError::Cancelled | TransferError::Refused { .. }, .. } => None,
+            Self::Engine {
+                instance,
+                error: EngineError::Broken(_),
+            } => Some(*instance),
+            Self::Transfer {
+                error: TransferError::Cancelled | TransferError::Refused { .. },
+                ..
+            } => None,
             Self::Transfer { instance, .. } => Some(*instance),
             _ => None,
         }
@@ -121,14 +127,20 @@ impl Fault {
         match self {
             Self::Refused(error) => error,
             Self::Cancelled => RequestError::new(ErrorKind::BadRequest, "the request was cancelled"),
-            Self::Engine { error: EngineError::BadJob(why), .. } => RequestError::new(ErrorKind::BadRequest, why),
-            Self::Engine { error: EngineError::Full(_), .. } => {
-                RequestError::unavailable("the model is at capacity; try again", SOON).with_detail(detail)
-            }
+            Self::Engine {
+                error: EngineError::BadJob(why),
+                ..
+            } => RequestError::new(ErrorKind::BadRequest, why),
+            Self::Engine {
+                error: EngineError::Full(_),
+                ..
+            } => RequestError::unavailable("the model is at capacity; try again", SOON).with_detail(detail),
             Self::EveryRouteFailed(_) => {
-                RequestError::unavailable("no site could serve the request; try again", SOON).with_detail(detail)
+                RequestError::unavailable("no site could serve the request; try again", SOON)
+                    .with_detail(detail)
             }
-            _ => RequestError::new(ErrorKind::Internal, "the answer broke off inside the gateway").with_detail(detail),
+            _ => RequestError::new(ErrorKind::Internal, "the answer broke off inside the gateway")
+                .with_detail(detail),
         }
     }
 }
@@ -145,13 +157,20 @@ impl Journey {
             let site = SiteName::new(&names.prefill_site);
             Prefiller::At(site.map_err(|_| Fault::InstanceGone(names.prefill_instance.clone()))?)
         };
-        Ok(Leg { route, names, decoder, prefiller })
+        Ok(Leg {
+            route,
+            names,
+            decoder,
+            prefiller,
+        })
     }
 
     fn engine_here(&self, name: &str) -> Result<Arc<dyn Engine>, Fault> {
         let engines = &self.site.parts.engines;
         let found = engines.iter().find(|(instance, _)| instance.as_str() == name);
-        found.map(|(_, engine)| Arc::clone(engine)).ok_or_else(|| Fault::InstanceGone(name.to_owned()))
+        found
+            .map(|(_, engine)| Arc::clone(engine))
+            .ok_or_else(|| Fault::InstanceGone(name.to_owned()))
     }
 
     /// The prompt without its last token: what prefill computes.
@@ -181,7 +200,11 @@ impl Journey {
 
     /// Notes when a stage ran.
     pub(super) fn note_stage_between(&mut self, name: &str, start_ms: f64, end_ms: f64) {
-        self.record.stages.push(StageRecord { name: name.to_owned(), start_ms, end_ms });
+        self.record.stages.push(StageRecord {
+            name: name.to_owned(),
+            start_ms,
+            end_ms,
+        });
     }
 
     /// Notes that a route failed, blames whoever is to blame, and says what comes next.

@@ -18,13 +18,24 @@ impl Journey {
         }
         let begun = self.elapsed_ms();
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        let job =
-            PrefillJob { request: self.id(), key: self.key, tokens, held: held.tokens, cancel: self.cancel.clone() };
+        let job = PrefillJob {
+            request: self.id(),
+            key: self.key,
+            tokens,
+            held: held.tokens,
+            cancel: self.cancel.clone(),
+        };
         let (pieces_in, mut pieces_out) = mpsc::unbounded_channel::<KvPiece>();
         let report = engine.prefill(job, pieces_in).await;
         self.note_stage("prefill", begun);
-        let report = report.map_err(|error| Fault::Engine { instance: leg.route.prefill, error })?;
-        self.site.parts.fleet.outcome(leg.route.prefill, InstanceOutcome::Served);
+        let report = report.map_err(|error| Fault::Engine {
+            instance: leg.route.prefill,
+            error,
+        })?;
+        self.site
+            .parts
+            .fleet
+            .outcome(leg.route.prefill, InstanceOutcome::Served);
         self.record.kv.cached_tokens = report.cached.max(held.tokens);
         self.record.kv.computed_tokens += report.computed;
         let mut pieces = held.pieces;

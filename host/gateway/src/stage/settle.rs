@@ -11,7 +11,11 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     if let Err(fault) = end
         && let Some(instance) = fault.blames()
     {
-        journey.site.parts.fleet.outcome(instance, InstanceOutcome::Failed);
+        journey
+            .site
+            .parts
+            .fleet
+            .outcome(instance, InstanceOutcome::Failed);
     }
     let (status, error) = match end {
         Ok(()) => ("ok", None),

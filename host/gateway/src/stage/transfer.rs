@@ -21,13 +21,27 @@ impl Journey {
         let begun = self.elapsed_ms();
         let order = self.order(leg, tokens, held.tokens)?;
         let parts = &self.site.parts;
-        let arrival = receive(parts.transport.as_ref(), peer, order, &layout, parts.clock.as_ref()).await;
+        let arrival = receive(
+            parts.transport.as_ref(),
+            peer,
+            order,
+            &layout,
+            parts.clock.as_ref(),
+        )
+        .await;
         let ended = self.elapsed_ms();
-        let Arrival { mut pieces, report, first_piece } = match arrival {
+        let Arrival {
+            mut pieces,
+            report,
+            first_piece,
+        } = match arrival {
             Ok(arrival) => arrival,
             Err(error) => {
                 self.note_stage_between("transfer", begun, ended);
-                return Err(Fault::Transfer { instance: leg.route.prefill, error });
+                return Err(Fault::Transfer {
+                    instance: leg.route.prefill,
+                    error,
+                });
             }
         };
         // The prefill ran from the order's arrival, half a round trip after it was sent; the transfer from its first
@@ -36,7 +50,10 @@ impl Journey {
         self.note_stage_between("prefill", begun, (begun + worked_ms).min(ended));
         let first_ms = first_piece.map_or(ended, |at| millis_between(self.request.at, at));
         self.note_stage_between("transfer", first_ms, ended);
-        self.site.parts.fleet.outcome(leg.route.prefill, InstanceOutcome::Served);
+        self.site
+            .parts
+            .fleet
+            .outcome(leg.route.prefill, InstanceOutcome::Served);
         self.record.kv.bytes_moved += report.bytes.0;
         self.record.kv.chunks_resent += report.chunks_resent;
         self.record.kv.cached_tokens = report.prefill.cached.max(held.tokens);

@@ -4,9 +4,9 @@ mod scenes;
 mod stage_play;
 mod texts;
 
+use super::DemoArgs;
 use super::logging::{self, LogFormat};
 use super::output::{Failure, line};
-use super::DemoArgs;
 use crate::config::Config;
 use crate::host::Host;
 use stage_play::Tour;
@@ -20,8 +20,15 @@ pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
     // The tour tells the story; log lines would talk over it.
     logging::start("error", LogFormat::Text);
     need(&args.model, "the demo model", "`make demo` fetches it")?;
-    need(&args.plugins, "the folder of shipped policies", "`make plugins` builds it")?;
-    let folder = tempfile::Builder::new().prefix("portolan-demo-").tempdir().map_err(Failure::new)?;
+    need(
+        &args.plugins,
+        "the folder of shipped policies",
+        "`make plugins` builds it",
+    )?;
+    let folder = tempfile::Builder::new()
+        .prefix("portolan-demo-")
+        .tempdir()
+        .map_err(Failure::new)?;
     let config = config(args, folder.path())?;
     let runtime = Arc::new(tokio::runtime::Runtime::new().map_err(Failure::new)?);
     let mut host = runtime.block_on(Host::start(config)).map_err(Failure::new)?;
@@ -30,12 +37,16 @@ pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let unkept = tour.close();
     if !args.once {
         invite(&host);
-        runtime.block_on(super::serve::stop_signal()).map_err(Failure::new)?;
+        runtime
+            .block_on(super::serve::stop_signal())
+            .map_err(Failure::new)?;
     }
     runtime.block_on(host.stop());
     match unkept {
         0 => Ok(()),
-        n => Err(Failure::new(format!("{n} of the things the tour tells did not happen"))),
+        n => Err(Failure::new(format!(
+            "{n} of the things the tour tells did not happen"
+        ))),
     }
 }
 
@@ -67,5 +78,7 @@ fn invite(host: &Host) {
          \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'"
     ));
     line("Why a request went where it went (ids are in the x-portolan-request-id header):");
-    line(format!("  curl http://{address}/v1/portolan/requests?limit=1 -H 'authorization: Bearer demo-acme'"));
+    line(format!(
+        "  curl http://{address}/v1/portolan/requests?limit=1 -H 'authorization: Bearer demo-acme'"
+    ));
 }

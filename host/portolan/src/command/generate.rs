@@ -4,13 +4,13 @@ use super::GenerateArgs;
 use super::output::{Failure, json, line};
 use crate::system::{OsRandom, SystemClock};
 use async_trait::async_trait;
-use portolan_base::{Bytes, Clock, InstanceName, ModelName, Random, RequestId, SiteName, TenantKey, TenantName};
+use portolan_base::{Bytes, InstanceName, ModelName, Random, RequestId, SiteName, TenantKey, TenantName};
 use portolan_engine::{InstanceConfig, LoadedModel, NativeInstance, load_model};
 use portolan_gateway::peer::stream_prefill;
 use portolan_gateway::receive::receive;
 use portolan_ports::{
-    Cancel, DecodeEvent, DecodeJob, Engine, KvOrder, KvSet, KvSource, PieceSink, PrefillJob, PrefillReport, Role,
-    Sampling,
+    Cancel, DecodeEvent, DecodeJob, Engine, KvOrder, KvSet, KvSource, PieceSink, PrefillJob, PrefillReport,
+    Role, Sampling,
 };
 use portolan_transport::{ClusterSecret, SiteTransport, TransportConfig};
 use serde::Serialize;
@@ -45,7 +45,9 @@ pub(super) fn run(args: GenerateArgs, as_json: bool) -> Result<(), Failure> {
 
 async fn generate(args: GenerateArgs) -> Result<Generated, Failure> {
     let path = args.model.clone();
-    let loaded = tokio::task::spawn_blocking(move || load_model(&path)).await.map_err(Failure::new)?;
+    let loaded = tokio::task::spawn_blocking(move || load_model(&path))
+        .await
+        .map_err(Failure::new)?;
     let model = Arc::new(loaded.map_err(Failure::new)?);
     let prompt: Arc<[u32]> = match (&args.prompt, args.token_ids) {
         (_, Some(ids)) => ids.into(),
@@ -70,7 +72,12 @@ async fn generate(args: GenerateArgs) -> Result<Generated, Failure> {
         cancel: Cancel::new(),
     };
     let mut events = decoder.decode(job);
-    let mut out = Generated { prompt_tokens: prompt.len(), token_ids: Vec::new(), text: String::new(), logits: None };
+    let mut out = Generated {
+        prompt_tokens: prompt.len(),
+        token_ids: Vec::new(),
+        text: String::new(),
+        logits: None,
+    };
     let mut text = model.text().stream();
     while let Some(event) = events.recv().await {
         match event {
@@ -105,7 +112,13 @@ async fn prefill_here(engine: &dyn Engine, key: TenantKey, prompt: &[u32]) -> Re
     let Some((_, before)) = prompt.split_last().filter(|(_, before)| !before.is_empty()) else {
         return Ok(KvSet::empty(layout));
     };
-    let job = PrefillJob { request: request_id(), key, tokens: before.into(), held: 0, cancel: Cancel::new() };
+    let job = PrefillJob {
+        request: request_id(),
+        key,
+        tokens: before.into(),
+        held: 0,
+        cancel: Cancel::new(),
+    };
     let (pieces_in, mut pieces_out) = mpsc::unbounded_channel();
     engine.prefill(job, pieces_in).await.map_err(Failure::new)?;
     let pieces: Vec<_> = std::iter::from_fn(|| pieces_out.try_recv().ok()).collect();
@@ -123,11 +136,18 @@ async fn prefill_elsewhere(
     let Some((_, before)) = prompt.split_last().filter(|(_, before)| !before.is_empty()) else {
         return Ok(KvSet::empty(layout));
     };
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
-    let there = bind("there", Arc::new(PrefillSource { engine: prefiller, key }), &clock).await?;
-    let here = bind("here", Arc::new(Nothing), &clock).await?;
+    let clock = SystemClock::start();
+    let there = bind(
+        "there",
+        Arc::new(PrefillSource {
+            engine: prefiller,
+            key,
+        }),
+    )
+    .await?;
+    let here = bind("here", Arc::new(Nothing)).await?;
     let peer = SiteName::new("there").map_err(Failure::new)?;
-    here.add_peer(peer.clone(), vec![there.local_addr()]);
+    here.add_peer(peer.clone(), vec![there.address()]);
     let order = KvOrder {
         request: request_id(),
         tenant: TenantName::new("local").map_err(Failure::new)?,
@@ -139,15 +159,23 @@ async fn prefill_elsewhere(
         tokens: before.into(),
         held: 0,
     };
-    let arrival = receive(&here, &peer, order, &layout, clock.as_ref()).await.map_err(Failure::new)?;
+    let arrival = receive(&here, &peer, order, &layout, &clock)
+        .await
+        .map_err(Failure::new)?;
     KvSet::assemble(layout, before.len() as u32, arrival.pieces).map_err(Failure::new)
 }
 
-async fn bind(name: &str, source: Arc<dyn KvSource>, clock: &Arc<dyn Clock>) -> Result<SiteTransport, Failure> {
+async fn bind(name: &str, source: Arc<dyn KvSource>) -> Result<SiteTransport, Failure> {
     let site = SiteName::new(name).map_err(Failure::new)?;
-    let config = TransportConfig::new(site, SocketAddr::from(([127, 0, 0, 1], 0)), ClusterSecret::from_bytes([0; 32]));
+    let config = TransportConfig::new(
+        site,
+        SocketAddr::from(([127, 0, 0, 1], 0)),
+        ClusterSecret::from_bytes([0; 32]),
+    );
     let random: Arc<dyn Random> = Arc::new(OsRandom);
-    SiteTransport::bind(config, source, Arc::clone(clock), random).await.map_err(Failure::new)
+    SiteTransport::bind(config, source, random)
+        .await
+        .map_err(Failure::new)
 }
 
 fn request_id() -> RequestId {
@@ -161,8 +189,15 @@ struct PrefillSource {
 
 #[async_trait]
 impl KvSource for PrefillSource {
-    async fn serve(&self, _: SiteName, order: KvOrder, sink: Box<dyn PieceSink>) -> Result<PrefillReport, String> {
-        stream_prefill(self.engine.as_ref(), self.key, order, sink).await.map_err(|e| e.to_string())
+    async fn serve(
+        &self,
+        _: SiteName,
+        order: KvOrder,
+        sink: Box<dyn PieceSink>,
+    ) -> Result<PrefillReport, String> {
+        stream_prefill(self.engine.as_ref(), self.key, order, sink)
+            .await
+            .map_err(|e| e.to_string())
     }
 }
 

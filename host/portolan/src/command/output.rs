@@ -1,5 +1,9 @@
 //! What commands print, and how they fail.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is where the command line speaks")]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "this is where the command line speaks"
+)]
 
 use serde::Serialize;
 use std::fmt::Display;
@@ -14,12 +18,18 @@ pub struct Failure {
 impl Failure {
     /// Says what was wrong and what to do.
     pub fn new(message: impl Display) -> Self {
-        Self { message: Some(message.to_string()), json: false }
+        Self {
+            message: Some(message.to_string()),
+            json: false,
+        }
     }
 
     /// The command has said what was wrong already.
     pub(super) fn silent() -> Self {
-        Self { message: None, json: false }
+        Self {
+            message: None,
+            json: false,
+        }
     }
 
     /// Prints as JSON when that was asked for.
@@ -47,7 +57,8 @@ pub(super) fn line(text: impl Display) {
 
 /// Prints JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string(value).map_err(|e| Failure::new(format!("the result is not JSON: {e}")))?;
+    let text =
+        serde_json::to_string(value).map_err(|e| Failure::new(format!("the result is not JSON: {e}")))?;
     println!("{text}");
     Ok(())
 }

@@ -16,14 +16,28 @@ use std::sync::Arc;
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
         PolicyCommand::Check { file, question } => check(&file, question, as_json),
-        PolicyCommand::Push { file, slot, name, config, reason, inactive, server } => {
+        PolicyCommand::Push {
+            file,
+            slot,
+            name,
+            config,
+            reason,
+            inactive,
+            server,
+        } => {
             let name = name.map_or_else(|| name_of(&file), Ok);
             let active = if inactive { "false" } else { "true" };
             let component = read(&file);
             let pushed = name.and_then(|name| {
-                let query =
-                    [("name", &*name), ("config", &*config), ("reason", &*reason), ("activate", active)];
-                client(&server).put(&path(&slot), &query, &component?).map_err(|e| refused(&e))
+                let query = [
+                    ("name", &*name),
+                    ("config", &*config),
+                    ("reason", &*reason),
+                    ("activate", active),
+                ];
+                client(&server)
+                    .put(&path(&slot), &query, &component?)
+                    .map_err(|e| refused(&e))
             });
             finish(pushed, as_json, &said_of_upload)
         }
@@ -31,13 +45,21 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             let listed = client(&server).get(&format!("/v1/portolan/tenants/{tenant}/policies"));
             finish(listed.map_err(|e| refused(&e)), as_json, &said_of_list)
         }
-        PolicyCommand::Activate { slot, version, config, reason, server } => {
+        PolicyCommand::Activate {
+            slot,
+            version,
+            config,
+            reason,
+            server,
+        } => {
             let mut body = serde_json::json!({ "version": version, "reason": reason });
             if let Some(config) = config {
                 body["config"] = Value::String(config);
             }
             let activated = client(&server).post(&format!("{}/activate", path(&slot)), &body);
-            finish(activated.map_err(|e| refused(&e)), as_json, &|body| vec![format!("active: {}", compact(body))])
+            finish(activated.map_err(|e| refused(&e)), as_json, &|body| {
+                vec![format!("active: {}", compact(body))]
+            })
         }
     }
 }
@@ -45,7 +67,9 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
 fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(), Failure> {
     let component = read(file).map_err(|e| e.as_json(as_json))?;
     let loader = component_loader(ArtefactKey::draw(&OsRandom), Arc::new(SystemClock::start()));
-    let report = loader.map_err(|e| Failure::new(e).as_json(as_json))?.check(question, &component);
+    let report = loader
+        .map_err(|e| Failure::new(e).as_json(as_json))?
+        .check(question, &component);
     if as_json {
         json(&report)?;
     } else {
@@ -60,7 +84,12 @@ fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(
 
 fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
     let question = report.question.map_or("no known question", QuestionKind::as_str);
-    let mut out = vec![format!("{}: {question}, {} bytes, sha256 {}", file.display(), report.bytes, report.sha256)];
+    let mut out = vec![format!(
+        "{}: {question}, {} bytes, sha256 {}",
+        file.display(),
+        report.bytes,
+        report.sha256
+    )];
     out.extend(report.findings.iter().flat_map(said_of_finding));
     if report.ok {
         out.push("it can be used".to_owned());
@@ -74,13 +103,25 @@ fn said_of_finding(finding: &Finding) -> [String; 2] {
         Severity::Warning => "warning",
         Severity::Error => "error",
     };
-    [format!("  {word} [{}] {}", finding.code, finding.message), format!("    → {}", finding.help)]
+    [
+        format!("  {word} [{}] {}", finding.code, finding.message),
+        format!("    → {}", finding.help),
+    ]
 }
 
 fn said_of_upload(body: &Value) -> Vec<String> {
     let text = |key: &str| body[key].as_str().unwrap_or("?").to_owned();
-    let state = body["generation"].as_u64().map_or("kept, not active".to_owned(), |g| format!("active, generation {g}"));
-    let mut out = vec![format!("{} {} ({})", text("name"), short(&text("version")), state)];
+    let state = body["generation"]
+        .as_u64()
+        .map_or("kept, not active".to_owned(), |g| {
+            format!("active, generation {g}")
+        });
+    let mut out = vec![format!(
+        "{} {} ({})",
+        text("name"),
+        short(&text("version")),
+        state
+    )];
     let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
     out.extend(findings.iter().flat_map(said_of_finding));
     out
@@ -94,7 +135,10 @@ fn said_of_list(body: &Value) -> Vec<String> {
         for version in slot["versions"].as_array().into_iter().flatten() {
             let sha = version["sha256"].as_str().unwrap_or("?");
             let mark = if Some(sha) == active { "*" } else { " " };
-            let (name, actor) = (version["name"].as_str().unwrap_or("?"), version["actor"].as_str().unwrap_or("?"));
+            let (name, actor) = (
+                version["name"].as_str().unwrap_or("?"),
+                version["actor"].as_str().unwrap_or("?"),
+            );
             out.push(format!("  {mark} {}  {name:<20} by {actor}", short(sha)));
         }
     }
@@ -147,6 +191,13 @@ fn read(file: &Path) -> Result<Vec<u8>, Failure> {
 
 fn name_of(file: &Path) -> Result<String, Failure> {
     let stem = file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
-    let trouble = |e| Failure::new(format!("{}: {e}; give the policy a name with --name", file.display()));
-    portolan_base::id::check_name(stem).map(|()| stem.to_owned()).map_err(trouble)
+    let trouble = |e| {
+        Failure::new(format!(
+            "{}: {e}; give the policy a name with --name",
+            file.display()
+        ))
+    };
+    portolan_base::id::check_name(stem)
+        .map(|()| stem.to_owned())
+        .map_err(trouble)
 }

@@ -8,7 +8,8 @@ use portolan_gateway::policies::{DeskError, PolicyDesk};
 use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState, StateQuota};
 use portolan_ports::{Bus, EngineError, KeyRecord, PolicyStore, Principal, StoreError, TenantRecord};
 use portolan_store::{PlatformSecret, SledStore};
-use portolan_transport::{ClusterSecret, FaultPlan, FaultProxy};
+use portolan_transport::ClusterSecret;
+use portolan_transport::fault_proxy::{FaultPlan, FaultProxy};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -112,17 +113,31 @@ pub fn component_loader(
     clock: Arc<dyn Clock>,
 ) -> Result<ComponentLoader, portolan_plugin::EngineError> {
     let state = Arc::new(MemoryState::new(StateQuota::default()));
-    ComponentLoader::new(LoaderConfig { limits: Limits::default(), key, state }, clock)
+    ComponentLoader::new(
+        LoaderConfig {
+            limits: Limits::default(),
+            key,
+            state,
+        },
+        clock,
+    )
 }
 
 /// Brings the store's tenants and keys in line with the configuration; what is there already is left alone, so that a
 /// restart adds no audit lines.
-pub(super) fn record_tenants(config: &Config, store: &SledStore, clock: &dyn Clock) -> Result<(), StoreError> {
+pub(super) fn record_tenants(
+    config: &Config,
+    store: &SledStore,
+    clock: &dyn Clock,
+) -> Result<(), StoreError> {
     let let_in = |key: &str, principal: Principal| -> Result<(), StoreError> {
         if store.authenticate(key)?.as_ref() == Some(&principal) {
             return Ok(());
         }
-        let record = KeyRecord { principal, label: CONFIGURATION.to_owned() };
+        let record = KeyRecord {
+            principal,
+            label: CONFIGURATION.to_owned(),
+        };
         store.put_key(key, record, CONFIGURATION, clock.now())
     };
     for key in &config.operator_keys {
@@ -130,10 +145,22 @@ pub(super) fn record_tenants(config: &Config, store: &SledStore, clock: &dyn Clo
     }
     let lowest = config.user_classes.first().cloned().unwrap_or_default();
     for tenant in &config.tenants {
-        let user_class = if tenant.user_class.is_empty() { lowest.clone() } else { tenant.user_class.clone() };
+        let user_class = if tenant.user_class.is_empty() {
+            lowest.clone()
+        } else {
+            tenant.user_class.clone()
+        };
         let any = tenant.jurisdiction == "any";
-        let jurisdiction = if any { String::new() } else { tenant.jurisdiction.clone() };
-        let record = TenantRecord { name: tenant.name.clone(), jurisdiction, user_class };
+        let jurisdiction = if any {
+            String::new()
+        } else {
+            tenant.jurisdiction.clone()
+        };
+        let record = TenantRecord {
+            name: tenant.name.clone(),
+            jurisdiction,
+            user_class,
+        };
         if store.tenant(&tenant.name)?.as_ref() != Some(&record) {
             store.put_tenant(record, CONFIGURATION, clock.now())?;
         }
@@ -149,18 +176,33 @@ pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, M
     let mut models = BTreeMap::new();
     for model in config.models.clone() {
         let (name, version) = (model.name.clone(), model.version);
-        let load = move || load_model(&model.path).map_err(|source| HostError::Model { model: model.name, source });
-        let loaded = tokio::task::spawn_blocking(load).await.map_err(|e| HostError::Broken(e.to_string()))??;
-        models.insert(name, Model { loaded: Arc::new(loaded), version });
+        let load = move || {
+            load_model(&model.path).map_err(|source| HostError::Model {
+                model: model.name,
+                source,
+            })
+        };
+        let loaded = tokio::task::spawn_blocking(load)
+            .await
+            .map_err(|e| HostError::Broken(e.to_string()))??;
+        models.insert(
+            name,
+            Model {
+                loaded: Arc::new(loaded),
+                version,
+            },
+        );
     }
     Ok(models)
 }
 
 /// Puts a simulated wide-area link in front of `upstream`.
 pub(super) async fn simulate(upstream: SocketAddr, wan: SimulatedWan) -> Result<FaultProxy, HostError> {
-    let mut plan = FaultPlan::new(upstream);
+    let mut plan = FaultPlan::clear(upstream);
     plan.one_way_delay = Duration::from_millis(wan.one_way_delay_ms);
-    plan.rate = wan.rate_mbps.map(|mbps| BitsPerSecond(mbps.saturating_mul(1_000_000)));
+    plan.rate = wan
+        .rate_mbps
+        .map(|mbps| BitsPerSecond(mbps.saturating_mul(1_000_000)));
     FaultProxy::start(plan).await.map_err(|e| HostError::Listen {
         what: "the simulated link".to_owned(),
         address: upstream,

@@ -37,12 +37,13 @@ impl RunningSite {
         let engines = start_engines(config, shared).await?;
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|e| listen_error("the gateway", config.listen, &e))?;
-        let http = listener.local_addr().map_err(|e| listen_error("the gateway", config.listen, &e))?;
+        let http = listener
+            .local_addr()
+            .map_err(|e| listen_error("the gateway", config.listen, &e))?;
         let peers = Arc::new(LateSource::default());
         let transport = SiteTransport::bind(
             TransportConfig::new(config.name.clone(), config.transport, shared.secrets.cluster),
             Arc::clone(&peers) as Arc<dyn KvSource>,
-            Arc::clone(&shared.clock),
             Arc::clone(&shared.random),
         )
         .await
@@ -63,11 +64,18 @@ impl RunningSite {
     /// Opens the doors: orders of other sites, then clients.
     pub(super) fn open(&mut self, shared: &Shared) -> Result<(), HostError> {
         let index = shared.topology.site_index(&self.name);
-        let index = index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
+        let index =
+            index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
         // Zero tells policies that no threshold is planned, so that they use their own.
         let threshold = Tokens(0);
         let clock = Arc::clone(&shared.clock);
-        let chart = Arc::new(Chart::new(shared.topology.clone(), index, &self.engines, threshold, clock));
+        let chart = Arc::new(Chart::new(
+            shared.topology.clone(),
+            index,
+            &self.engines,
+            threshold,
+            clock,
+        ));
         let agent = Agent {
             site: self.name.clone(),
             chart: Arc::clone(&chart),
@@ -133,16 +141,22 @@ impl RunningSite {
         self.tasks.shutdown().await;
     }
 
-    fn served_models(&self, models: &BTreeMap<ModelName, Model>, created: u64) -> BTreeMap<ModelName, ServedModel> {
+    fn served_models(
+        &self,
+        models: &BTreeMap<ModelName, Model>,
+        created: u64,
+    ) -> BTreeMap<ModelName, ServedModel> {
         let mut served = BTreeMap::new();
         for engine in self.engines.values() {
             let description = engine.describe();
             if let Some(model) = models.get(&description.model) {
-                served.entry(description.model.clone()).or_insert_with(|| ServedModel {
-                    text: model.loaded.text(),
-                    description: description.clone(),
-                    created,
-                });
+                served
+                    .entry(description.model.clone())
+                    .or_insert_with(|| ServedModel {
+                        text: model.loaded.text(),
+                        description: description.clone(),
+                        created,
+                    });
             }
         }
         served
@@ -155,7 +169,9 @@ async fn start_engines(
 ) -> Result<BTreeMap<InstanceName, Arc<dyn Engine>>, HostError> {
     let mut engines: BTreeMap<InstanceName, Arc<dyn Engine>> = BTreeMap::new();
     for instance in &config.instances {
-        let Some(model) = shared.models.get(&instance.model).cloned() else { continue };
+        let Some(model) = shared.models.get(&instance.model).cloned() else {
+            continue;
+        };
         let start = InstanceConfig {
             name: instance.name.clone(),
             model: instance.model.clone(),
@@ -177,7 +193,11 @@ async fn start_engines(
 }
 
 fn listen_error(what: &str, address: SocketAddr, error: &dyn std::fmt::Display) -> HostError {
-    HostError::Listen { what: what.to_owned(), address, detail: error.to_string() }
+    HostError::Listen {
+        what: what.to_owned(),
+        address,
+        detail: error.to_string(),
+    }
 }
 
 /// Stands in for a site's peer service until the gateway exists: the transport has to be bound first.

@@ -179,9 +179,19 @@ async fn bodies_that_are_no_request() {
 
 #[tokio::test]
 async fn a_full_site_says_when_to_come_back() {
-    let app = App::with(FakeText::new(), Limits { in_flight: 0, ..Limits::default() });
+    let app = App::with(
+        FakeText::new(),
+        Limits {
+            in_flight: 0,
+            ..Limits::default()
+        },
+    );
     let reply = app.complete(completion(json!({}))).await;
-    expect_error("full", &reply, (503, "service_unavailable_error", None, "too many requests"));
+    expect_error(
+        "full",
+        &reply,
+        (503, "service_unavailable_error", None, "too many requests"),
+    );
     assert_eq!(reply.header("retry-after"), "1");
 }
 

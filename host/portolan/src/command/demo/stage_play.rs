@@ -52,14 +52,26 @@ impl<'a> Tour<'a> {
         let server = host.sites().first().map(|site| format!("http://{}", site.http()));
         let server = server.ok_or_else(|| Failure::new("the demo's configuration has no site"))?;
         let color = std::io::stdout().is_terminal();
-        Ok(Self { host, runtime, server, plugins, color, scene: 0, kept: 0, unkept: 0 })
+        Ok(Self {
+            host,
+            runtime,
+            server,
+            plugins,
+            color,
+            scene: 0,
+            kept: 0,
+            unkept: 0,
+        })
     }
 
     /// Ends the tour; how many things were not as told.
     pub(super) fn close(self) -> u32 {
         line("");
         line(match self.unkept {
-            0 => self.green(&format!("All {} things the tour told were checked and are true.", self.kept)),
+            0 => self.green(&format!(
+                "All {} things the tour told were checked and are true.",
+                self.kept
+            )),
             n => self.red(&format!("{n} of {} things were not as told.", self.kept + n)),
         });
         self.unkept
@@ -91,13 +103,21 @@ impl<'a> Tour<'a> {
     }
 
     /// Uploads a shipped component and makes it active.
-    pub(super) fn push(&self, key: &str, slot: (&str, &str), name: &str, config: &str) -> Result<Value, Failure> {
+    pub(super) fn push(
+        &self,
+        key: &str,
+        slot: (&str, &str),
+        name: &str,
+        config: &str,
+    ) -> Result<Value, Failure> {
         let (tenant, question) = slot;
         let file = self.plugins.join(format!("{name}.wasm"));
         let bytes = std::fs::read(&file).map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
         let path = format!("/v1/portolan/tenants/{tenant}/policies/{question}");
         let began = Instant::now();
-        let reply = self.client(key).put(&path, &[("name", name), ("config", config)], &bytes);
+        let reply = self
+            .client(key)
+            .put(&path, &[("name", name), ("config", config)], &bytes);
         let body = reply.map_err(Failure::new)?.body;
         self.tell(&format!(
             "{tenant:<9} {question:<9} ← {name:<12} {:>5.1} kB, sha256 {}, active after {} ms {config}",
@@ -123,33 +143,42 @@ impl<'a> Tour<'a> {
         let mut trouble = None;
         let mut pieces = 0;
         let mut out = Printer::new();
-        let id = self.client(ask.key).stream("/v1/chat/completions", &body(ask), &mut |data| {
-            let event: Value = serde_json::from_str(data).unwrap_or_default();
-            if let Some(message) = event.pointer("/error/message") {
-                trouble = Some(Failure::new(format!("the stream broke off: {message}")));
-                return false;
-            }
-            let Some(delta) = event.pointer("/choices/0/delta/content").and_then(Value::as_str) else { return true };
-            if delta.is_empty() {
-                return true;
-            }
-            text.push_str(delta);
-            out.piece(delta);
-            pieces += 1;
-            match on_piece(pieces) {
-                Ok(()) => true,
-                Err(failure) => {
-                    trouble = Some(failure);
-                    false
+        let id = self
+            .client(ask.key)
+            .stream("/v1/chat/completions", &body(ask), &mut |data| {
+                let event: Value = serde_json::from_str(data).unwrap_or_default();
+                if let Some(message) = event.pointer("/error/message") {
+                    trouble = Some(Failure::new(format!("the stream broke off: {message}")));
+                    return false;
                 }
-            }
-        });
+                let Some(delta) = event.pointer("/choices/0/delta/content").and_then(Value::as_str) else {
+                    return true;
+                };
+                if delta.is_empty() {
+                    return true;
+                }
+                text.push_str(delta);
+                out.piece(delta);
+                pieces += 1;
+                match on_piece(pieces) {
+                    Ok(()) => true,
+                    Err(failure) => {
+                        trouble = Some(failure);
+                        false
+                    }
+                }
+            });
         out.end();
         if let Some(failure) = trouble {
             return Err(failure);
         }
-        let id = id.map_err(Failure::new)?.ok_or_else(|| Failure::new("the response names no request id"))?;
-        Ok(Asked { text, record: self.settled(&id)? })
+        let id = id
+            .map_err(Failure::new)?
+            .ok_or_else(|| Failure::new("the response names no request id"))?;
+        Ok(Asked {
+            text,
+            record: self.settled(&id)?,
+        })
     }
 
     /// The path record of a request, once it is settled.
@@ -157,7 +186,9 @@ impl<'a> Tour<'a> {
         let client = self.client("demo-admin");
         let began = Instant::now();
         loop {
-            let reply = client.get(&format!("/v1/portolan/requests/{id}")).map_err(Failure::new)?;
+            let reply = client
+                .get(&format!("/v1/portolan/requests/{id}"))
+                .map_err(Failure::new)?;
             let record: PathRecord = serde_json::from_value(reply.body).map_err(Failure::new)?;
             if record.status != "running" || began.elapsed() > SETTLE_PATIENCE {
                 return Ok(record);
@@ -179,11 +210,18 @@ impl<'a> Tour<'a> {
             )));
         }
         let calls = record.policies.iter();
-        let calls: Vec<_> = calls.map(|p| format!("{} {} {} µs", p.question, p.name, p.micros)).collect();
+        let calls: Vec<_> = calls
+            .map(|p| format!("{} {} {} µs", p.question, p.name, p.micros))
+            .collect();
         self.tell(&self.dim(&format!("decided by {}", calls.join(" · "))));
         for candidate in &record.candidates {
-            let cost = candidate.cost.map_or("–".to_owned(), |c| format!("{} ms", c.total_us / 1000));
-            let verdict = candidate.excluded.clone().or(candidate.rank.map(|r| format!("rank {r}")));
+            let cost = candidate
+                .cost
+                .map_or("–".to_owned(), |c| format!("{} ms", c.total_us / 1000));
+            let verdict = candidate
+                .excluded
+                .clone()
+                .or(candidate.rank.map(|r| format!("rank {r}")));
             self.tell(&self.dim(&format!(
                 "  route via {:<9} cost {cost:>8}  {}",
                 candidate.route.prefill_site,
@@ -219,7 +257,11 @@ impl<'a> Tour<'a> {
     }
 
     fn paint(&self, code: &str, text: &str) -> String {
-        if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+        if self.color {
+            format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        } else {
+            text.to_owned()
+        }
     }
 }
 

@@ -22,4 +22,5 @@ sea bed every seventy kilometres. The cables of today are bundles of glass fibre
 terabits a second, and are still laid by ships that move no faster than a cyclist. \
 In two sentences: why did the first cable fail, and what changed later?";
 
-pub(super) const STORY: &str = "Write a short story about a lighthouse keeper who receives a letter from the sea.";
+pub(super) const STORY: &str =
+    "Write a short story about a lighthouse keeper who receives a letter from the sea.";
