@@ -2,6 +2,7 @@
 PLUGINS_DIST := plugins/dist
 MODELS := .models
 MODEL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+PORTOLAN := $(or $(CARGO_TARGET_DIR),target)/debug/portolan
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -12,7 +13,8 @@ help: ## What can be made
 
 .PHONY: demo
 demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits after it
-	cargo run --quiet --bin portolan -- demo --model $(MODEL) --plugins $(PLUGINS_DIST) $(ARGS)
+	cargo build --bin portolan
+	@$(PORTOLAN) demo --model $(MODEL) --plugins $(PLUGINS_DIST) $(ARGS)
 
 .PHONY: test
 test: plugins $(MODEL) ## Every test

@@ -309,3 +309,6 @@ pub fn route_record(fleet: &FleetView, route: Route) -> RouteRecord {
         decode_instance,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -113,6 +113,7 @@ pub enum PolicyCommand {
     Push {
         /// The component.
         file: PathBuf,
+        /// Where it goes.
         #[command(flatten)]
         slot: SlotArgs,
         /// Its name; the file's name when left out.
@@ -127,6 +128,7 @@ pub enum PolicyCommand {
         /// Keep it without making it active.
         #[arg(long)]
         inactive: bool,
+        /// The running host.
         #[command(flatten)]
         server: ServerArgs,
     },
@@ -135,11 +137,13 @@ pub enum PolicyCommand {
         /// Whose; `_platform` for the platform's.
         #[arg(long)]
         tenant: String,
+        /// The running host.
         #[command(flatten)]
         server: ServerArgs,
     },
     /// Make a stored version active.
     Activate {
+        /// Where it goes.
         #[command(flatten)]
         slot: SlotArgs,
         /// SHA-256 of the version, or its unique beginning.
@@ -150,6 +154,7 @@ pub enum PolicyCommand {
         /// Why, for the audit log.
         #[arg(long, default_value = "")]
         reason: String,
+        /// The running host.
         #[command(flatten)]
         server: ServerArgs,
     },
@@ -173,6 +178,7 @@ pub enum RequestCommand {
     Show {
         /// The request's id.
         id: String,
+        /// The running host.
         #[command(flatten)]
         server: ServerArgs,
     },

@@ -13,6 +13,7 @@ use parts::{Shared, derive_secrets};
 use portolan_base::{Clock, Random, SiteName};
 use portolan_fleet::EmbeddedBus;
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
+use portolan_plugin::ArtefactKey;
 use portolan_ports::{PolicyStore, Transport};
 use portolan_store::SledStore;
 use portolan_transport::fault_proxy::FaultProxy;
@@ -42,7 +43,10 @@ impl Host {
         let names = Arc::new(topology.names().clone());
         let desk = Arc::new(PolicyDesk::new(DeskParts {
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
-            loader: Arc::new(component_loader(secrets.artefacts, Arc::clone(&clock))?),
+            loader: Arc::new(component_loader(
+                ArtefactKey::from_bytes(secrets.artefacts),
+                Arc::clone(&clock),
+            )?),
             names: Arc::new(move || Arc::clone(&names)),
             clock: Arc::clone(&clock),
         }));

@@ -1,20 +1,24 @@
 //! `portolan serve`: runs the sites of a configuration file until it is told to stop.
 
 use super::logging::{self, LogFormat};
-use super::output::{Failure, line};
+use super::output::{self, Failure, line};
 use crate::config::Config;
 use crate::host::Host;
 use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(super) fn run(file: &Path, json: bool) -> Result<(), Failure> {
-    let config = Config::read(file).map_err(Failure::new)?;
+    let config = Config::read(file).map_err(|e| Failure::new(e).as_json(json))?;
     logging::start("info", if json { LogFormat::Json } else { LogFormat::Text });
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
     runtime.block_on(async {
         let host = Host::start(config).await.map_err(Failure::new)?;
         for site in host.sites() {
-            line(format!("{} listens on http://{}", site.name(), site.http()));
+            if json {
+                output::json(&serde_json::json!({ "site": site.name(), "listen": site.http() }))?;
+            } else {
+                line(format!("{} listens on http://{}", site.name(), site.http()));
+            }
         }
         stop_signal().await.map_err(Failure::new)?;
         host.stop().await;

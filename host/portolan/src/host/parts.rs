@@ -76,7 +76,7 @@ pub enum HostError {
 #[derive(Clone, Copy)]
 pub(super) struct Secrets {
     pub(super) caches: [u8; 32],
-    pub(super) artefacts: ArtefactKey,
+    pub(super) artefacts: [u8; 32],
     pub(super) cluster: ClusterSecret,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Model {
 pub(super) fn derive_secrets(secret: &PlatformSecret) -> Secrets {
     Secrets {
         caches: secret.derive("portolan tenant cache keys"),
-        artefacts: ArtefactKey::from_bytes(secret.derive("portolan compiled artefacts")),
+        artefacts: secret.derive("portolan compiled artefacts"),
         cluster: ClusterSecret::from_bytes(secret.derive("portolan transport")),
     }
 }

@@ -134,9 +134,9 @@ fn swap_mid_stream(tour: &mut Tour<'_>) -> Result<(), Failure> {
     let undisturbed = tour.ask(&story)?;
     tour.tell("once more, with a swap after the eighth piece:");
     let mut version = String::new();
-    let swapped = tour.ask_and(&story, &mut |pieces| {
+    let swapped = tour.ask_and(&story, &mut |pieces, printer| {
         if pieces == 8 {
-            line("");
+            printer.end();
             let body = tour.push(ACME, ("acme", "routing"), "round-robin", "")?;
             body["version"]
                 .as_str()
@@ -210,7 +210,7 @@ fn ask_while_killing(tour: &mut Tour<'_>) -> Result<Asked, Failure> {
         id.map(|id| (id, text))
     });
     let began = Instant::now();
-    while arrived(tour) <= before && began.elapsed() < Duration::from_secs(20) {
+    while arrived(tour) < before + IN_THE_MIDDLE && began.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(1));
     }
     tour.tell(&format!(
@@ -229,6 +229,9 @@ fn ask_while_killing(tour: &mut Tour<'_>) -> Result<Asked, Failure> {
         record: tour.settled(&id)?,
     })
 }
+
+/// KV of a tenth of the prompt: the rest is still to come when this much has arrived.
+const IN_THE_MIDDLE: u64 = 1 << 20;
 
 /// Bytes of KV that paris has received from virginia.
 fn arrived(tour: &Tour<'_>) -> u64 {

@@ -1,6 +1,6 @@
 //! The means of the tour: asking, showing, checking.
 
-use crate::client::{Client, ClientError};
+use crate::client::Client;
 use crate::command::output::{Failure, line};
 use crate::command::request::{short, timeline};
 use crate::host::Host;
@@ -130,14 +130,15 @@ impl<'a> Tour<'a> {
 
     /// Asks, showing the answer as it streams.
     pub(super) fn ask(&self, ask: &Ask<'_>) -> Result<Asked, Failure> {
-        self.ask_and(ask, &mut |_| Ok(()))
+        self.ask_and(ask, &mut |_, _| Ok(()))
     }
 
-    /// Asks, and calls `on_piece` with the number of pieces that have arrived after each.
+    /// Asks, and calls `on_piece` after each piece, with how many there were; it ends the printer's line before it says
+    /// anything itself.
     pub(super) fn ask_and(
         &self,
         ask: &Ask<'_>,
-        on_piece: &mut dyn FnMut(usize) -> Result<(), Failure>,
+        on_piece: &mut dyn FnMut(usize, &mut Printer) -> Result<(), Failure>,
     ) -> Result<Asked, Failure> {
         let mut text = String::new();
         let mut trouble = None;
@@ -160,7 +161,7 @@ impl<'a> Tour<'a> {
                 text.push_str(delta);
                 out.piece(delta);
                 pieces += 1;
-                match on_piece(pieces) {
+                match on_piece(pieces, &mut out) {
                     Ok(()) => true,
                     Err(failure) => {
                         trouble = Some(failure);
@@ -281,7 +282,7 @@ pub(super) fn body(ask: &Ask<'_>) -> Value {
 }
 
 /// Prints an answer piece by piece, indented and wrapped.
-struct Printer {
+pub(super) struct Printer {
     column: usize,
 }
 
@@ -310,7 +311,7 @@ impl Printer {
         drop(std::io::stdout().flush());
     }
 
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         if self.column > 0 {
             line("");
             self.column = 0;
