@@ -7,13 +7,6 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking")]
 
-#[path = "../../host/plugin/tests/policy/guests.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "shared with the runtime's own tests, each of which uses a part"
-)]
-pub mod guests;
 pub mod oracle;
 pub mod world;
 

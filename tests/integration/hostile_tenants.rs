@@ -1,7 +1,7 @@
 //! A tenant's worst policy costs that tenant its own choice, and nobody anything else.
 
+use crate::guests::Guest;
 use portolan_decide::PathRecord;
-use portolan_tests::guests::Guest;
 use portolan_tests::world::{ACME, ADMIN, GLOBEX, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ fn what_cannot_be_used_is_refused_by_name_and_leaves_nothing() {
     let newer = rename_package(&good);
     let cases: [(&str, Vec<u8>, &str); 6] = [
         ("text", b"hello, I am a policy".to_vec(), "text"),
-        ("a core module", Guest::echo().core_module(), "core module"),
+        ("a core module", Guest::echo().core_module(), "core-module"),
         ("truncated", good[..good.len() / 2].to_vec(), ""),
         ("another world", shipped("ttft"), "cost"),
         ("another WIT version", newer, "0.9.0"),

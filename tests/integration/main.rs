@@ -1,6 +1,10 @@
 //! The one integration-test binary.
 
 mod first_light;
+/// Guests from WebAssembly text, shared with the runtime's own tests; each uses a part of it.
+#[path = "../../host/plugin/tests/policy/guests.rs"]
+#[expect(dead_code, reason = "shared with the runtime's own tests")]
+mod guests;
 mod hostile_tenants;
 mod hot_swap;
 mod policies_agree;

@@ -216,7 +216,7 @@ fn assert_agree(loader: &ComponentLoader, question: QuestionKind, name: &str, co
         scope: Scope::Platform,
         question,
         name: name.to_owned(),
-        version: name.to_owned(),
+        version: loader.check(Some(question), &component(name)).sha256,
         config: config.to_owned(),
         names: Arc::new(names()),
     };
@@ -257,7 +257,7 @@ fn a_component_refuses_a_configuration_with_the_same_words() {
         scope: Scope::Platform,
         question: QuestionKind::Cost,
         name: "ttft".into(),
-        version: "ttft".into(),
+        version: loader.check(None, &component("ttft")).sha256,
         config: r#"{"overlap_permille": 1.5}"#.into(),
         names: Arc::new(names()),
     };

@@ -66,7 +66,13 @@ pub struct LinkMonitor {
     window: LinkWindow,
     reading: LinkReading,
     assumed_rtt: Duration,
+    /// Readings in a row without a connection.
+    down: u32,
 }
+
+/// Readings without a connection that make a link count as down. One may fall into the moment in which a connection
+/// is being made, at start-up or after a break; an order waits for that, and finds out itself if it is in vain.
+const DOWN_READINGS: u32 = 2;
 
 impl LinkMonitor {
     /// A link nothing was measured on; `assumed_rtt` stands in until something is.
@@ -75,18 +81,24 @@ impl LinkMonitor {
             window: LinkWindow::new(capacity),
             reading: LinkReading::default(),
             assumed_rtt,
+            down: 0,
         }
     }
 
     /// Takes a reading of the transport. KV flows towards this site, so what counts is what was received.
     pub fn observe(&mut self, now: Moment, reading: LinkReading) {
         self.window.sample(now, reading.received);
+        self.down = if reading.up {
+            0
+        } else {
+            self.down.saturating_add(1)
+        };
         self.reading = reading;
     }
 
-    /// Whether anything can be sent. A link that was never read is taken to be up: the first order finds out.
+    /// Whether anything can be sent.
     pub fn is_up(&self) -> bool {
-        self.window.samples.is_empty() || self.reading.up
+        self.down < DOWN_READINGS
     }
 
     /// Measured round-trip time, or the assumed one.
@@ -139,6 +151,26 @@ mod tests {
         window.sample(Moment(0), Bytes(0));
         window.sample(Moment(500_000), Bytes(500_000));
         assert!(window.busy() < CONGESTION_MARK);
+    }
+
+    #[test]
+    fn a_link_is_down_when_two_readings_say_so() {
+        let mut monitor = LinkMonitor::new(BitsPerSecond(1), Duration::ZERO);
+        let reading = |up| LinkReading {
+            up,
+            ..LinkReading::default()
+        };
+        for (up, expected) in [
+            (false, true),
+            (true, true),
+            (false, true),
+            (false, false),
+            (false, false),
+            (true, true),
+        ] {
+            monitor.observe(Moment(0), reading(up));
+            assert_eq!(monitor.is_up(), expected);
+        }
     }
 
     #[test]

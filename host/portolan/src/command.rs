@@ -109,6 +109,14 @@ pub enum PolicyCommand {
         #[arg(long)]
         question: Option<portolan_policy::QuestionKind>,
     },
+    /// Make a component of a core module that a guest toolchain left.
+    Componentize {
+        /// The core module.
+        file: PathBuf,
+        /// Where the component goes.
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+    },
     /// Upload a component and make it active.
     Push {
         /// The component.

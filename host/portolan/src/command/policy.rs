@@ -16,6 +16,9 @@ use std::sync::Arc;
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
         PolicyCommand::Check { file, question } => check(&file, question, as_json),
+        PolicyCommand::Componentize { file, output } => {
+            componentize(&file, &output).map_err(|e| e.as_json(as_json))
+        }
         PolicyCommand::Push {
             file,
             slot,
@@ -80,6 +83,12 @@ fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(
         false if as_json => Err(Failure::silent()),
         false => Err(Failure::new(format!("{} cannot be used", file.display()))),
     }
+}
+
+fn componentize(file: &Path, output: &Path) -> Result<(), Failure> {
+    let made = portolan_plugin::componentize(&read(file)?);
+    let component = made.map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+    std::fs::write(output, component).map_err(|e| Failure::new(format!("{}: {e}", output.display())))
 }
 
 fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
