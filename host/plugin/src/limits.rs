@@ -184,8 +184,9 @@ impl Default for Limits {
 
 /// Longest reason of a refusal handed to the client, in bytes; longer ones are cut.
 pub(crate) const REASON_MAX_BYTES: usize = 512;
-/// Longest a routing policy can hold a request back at once, in milliseconds; longer is taken as this.
-pub(crate) const DEFER_MAX_MS: u32 = 60_000;
+/// Longest a routing policy can hold a request back at once, in milliseconds; longer is taken as this. As long as
+/// `portolan_decide::ask::MAX_DEFER_MS`, which this crate cannot see and which cuts whatever any policy answers.
+pub(crate) const DEFER_MAX_MS: u32 = 10_000;
 /// Most directives in one answer.
 pub(crate) const DIRECTIVES_MAX: usize = 1024;
 /// Longest kind, name or version of a dependency in a directive, in bytes. Longer is a bad answer: cut, it would name
@@ -222,6 +223,12 @@ mod tests {
         assert_eq!((budget.for_rows(180), budget.is_capped(180)), (200_000, false));
         assert_eq!((budget.for_rows(181), budget.is_capped(181)), (200_000, true));
         assert_eq!(budget.for_rows(usize::MAX), 200_000);
+    }
+
+    #[test]
+    fn the_contract_says_how_long_a_deferral_may_be() {
+        let said = format!("this many milliseconds (at most {DEFER_MAX_MS})");
+        assert!(crate::POLICY_WIT.contains(&said), "wit/policy.wit says otherwise");
     }
 
     #[test]

@@ -85,5 +85,5 @@ fn a_long_reason_is_cut_and_a_long_deferral_shortened() {
     );
     let late = policy(&loader, &Guest::hostile(&answer(1, u32::MAX, 0)));
     let deferred = Routing::new(1, &[1]).ask(&*late).result;
-    assert_eq!(deferred, Ok(Answer::Routing(RoutingDecision::Defer(60_000))));
+    assert_eq!(deferred, Ok(Answer::Routing(RoutingDecision::Defer(10_000))));
 }
