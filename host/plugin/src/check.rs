@@ -107,7 +107,7 @@ pub(crate) fn setup_remark(fault: SetupFault) -> Remark {
         SetupFault::Start(PolicyFault::OutOfMemory(most)) => Remark::new(
             "too-much-memory",
             format!("the component needs more than the {most} bytes of memory an instance may have"),
-            "lower the initial memory and the number of tables' elements, or ask the operator for a larger limit",
+            "lower the initial memory and the number of tables' elements",
         ),
         SetupFault::Start(fault) => Remark::new(
             "cannot-start",

@@ -329,6 +329,6 @@ fn wrong_types(question: QuestionKind, difference: &str) -> Remark {
     Remark::new(
         "wrong-types",
         format!("the component does not fit the world `{question}`: {difference}"),
-        "build it against this host's wit/policy.wit (`portolan policy new` brings it along)",
+        "build it against the wit/policy.wit of this host's release, or with that release's SDK (plugins/sdk)",
     )
 }

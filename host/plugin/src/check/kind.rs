@@ -5,8 +5,8 @@ use crate::artefact::is_sealed;
 use crate::limits::Limits;
 use wasmtime::Engine;
 
-const BUILD_HELP: &str = "build it with `portolan policy build`, or for the target wasm32-unknown-unknown and then make \
-     the core module a component with `portolan policy componentize`";
+const BUILD_HELP: &str = "start from examples/01-routing-policy-rust: build for the target wasm32-unknown-unknown, then \
+     make the core module a component: `portolan policy componentize policy.wasm -o policy.component.wasm`";
 
 /// The remark about a file that is no component, by its size and first bytes.
 pub(crate) fn refuse(bytes: &[u8], limits: &Limits) -> Option<Remark> {
@@ -36,7 +36,7 @@ pub(crate) fn refuse(bytes: &[u8], limits: &Limits) -> Option<Remark> {
         Some([1, 0, 0, 0, ..]) => Some(Remark::new(
             "core-module",
             "the file is a core WebAssembly module, not a component",
-            "make it a component: `portolan policy componentize policy.wasm` (or `wasm-tools component new`)",
+            "make it a component: `portolan policy componentize policy.wasm -o policy.component.wasm`",
         )),
         Some([a, b, c, d, ..]) => Some(Remark::new(
             "wasm-version",
