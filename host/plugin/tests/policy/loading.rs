@@ -10,29 +10,60 @@ use std::sync::{Arc, Mutex};
 
 #[test]
 fn a_sealed_artefact_saves_compiling_and_a_damaged_one_does_not() {
-    let loader = loader();
     let component = Guest::echo().component();
-    let sealed = loader.compile(&component).unwrap();
-    let bound = binding(tenant("t"), QuestionKind::Routing, &component);
-    assert_echo(&*loader.load(&bound, &component, Some(&sealed)).unwrap());
-    let stats = loader.stats();
-    assert_eq!(
-        (stats.compiled, stats.artefacts_used, stats.artefacts_refused),
-        (1, 1, 0)
-    );
+    let sealed = loader().compile(&component).unwrap();
+    // A loader of its own for each artefact: none remembers what another compiled.
+    let loaded_with = |component: &[u8], artefact: &[u8]| {
+        let loader = loader();
+        let bound = binding(tenant("t"), QuestionKind::Routing, component);
+        assert_echo(&*loader.load(&bound, component, Some(artefact)).unwrap());
+        let stats = loader.stats();
+        (stats.compiled, stats.artefacts_used, stats.artefacts_refused)
+    };
+    assert_eq!(loaded_with(&component, &sealed), (0, 1, 0));
 
     let mut damaged = sealed.clone();
     *damaged.last_mut().unwrap() ^= 1;
-    assert_echo(&*loader.load(&bound, &component, Some(&damaged)).unwrap());
+    assert_eq!(loaded_with(&component, &damaged), (1, 0, 1), "one bit differs");
     let other = Guest::hostile("nop").component();
-    let other_bound = binding(tenant("t"), QuestionKind::Routing, &other);
-    assert_echo(&*loader.load(&other_bound, &other, Some(&sealed)).unwrap());
-    assert_echo(&*loader.load(&bound, &component, Some(b"nonsense")).unwrap());
-    let stats = loader.stats();
-    assert_eq!(
-        (stats.compiled, stats.artefacts_used, stats.artefacts_refused),
-        (4, 1, 3)
-    );
+    assert_eq!(loaded_with(&other, &sealed), (1, 0, 1), "of another component");
+    assert_eq!(loaded_with(&component, b"nonsense"), (1, 0, 1), "no artefact");
+}
+
+#[test]
+fn an_upload_is_compiled_once() {
+    let loader = loader();
+    let component = Guest::echo().component();
+    let report = loader.check(Some(QuestionKind::Routing), &component);
+    assert!(report.ok, "{report:?}");
+    assert_eq!(loader.stats().compiled, 1, "to be checked");
+    loader.compile(&component).unwrap();
+    assert_eq!(loader.stats().compiled, 1, "to be kept");
+    assert_echo(&*load(&loader, "t", &component).unwrap());
+    assert_eq!(loader.stats().compiled, 1, "to be loaded");
+}
+
+#[test]
+fn the_eight_components_used_last_are_remembered_compiled() {
+    let loader = loader();
+    let components: Vec<Vec<u8>> = (0..9)
+        .map(|n| Guest::hostile(&format!("(drop (i32.const {n}))")).component())
+        .collect();
+    let compiled_by = |component: &[u8]| {
+        let before = loader.stats().compiled;
+        loader.compile(component).unwrap();
+        loader.stats().compiled - before
+    };
+    for component in &components[..8] {
+        assert_eq!(compiled_by(component), 1, "seen for the first time");
+    }
+    for component in &components[..8] {
+        assert_eq!(compiled_by(component), 0, "remembered");
+    }
+    assert_eq!(compiled_by(&components[0]), 0, "and used last");
+    assert_eq!(compiled_by(&components[8]), 1, "the ninth");
+    assert_eq!(compiled_by(&components[0]), 0, "used after the second");
+    assert_eq!(compiled_by(&components[1]), 1, "pushed out by the ninth");
 }
 
 #[test]
