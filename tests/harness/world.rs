@@ -40,8 +40,10 @@ pub struct World {
     pub host: Host,
     /// What it runs on.
     pub runtime: Runtime,
-    config: Config,
-    folder: TempDir,
+    /// What it was started with.
+    pub config: Config,
+    /// Where its data lies.
+    pub folder: TempDir,
 }
 
 /// An answer with its path record.

@@ -8,4 +8,6 @@ mod guests;
 mod hostile_tenants;
 mod hot_swap;
 mod policies_agree;
+mod residency;
+mod stopping;
 mod two_doors;

@@ -38,6 +38,8 @@ pub struct DecideInput<'a> {
 pub struct Plan {
     /// Routes, best first. Not empty.
     pub routes: Vec<Route>,
+    /// What each site may do with the data.
+    pub placements: Placements,
 }
 
 /// Why there is no plan.
@@ -111,28 +113,28 @@ impl Desk<'_> {
         if all.routes.is_empty() {
             return Decision::Refuse(Refusal::NoInstance(self.why_empty()));
         }
-        let (allowed, candidates) = self.residency(&row, &all, asker);
+        let placements = self.placements(&row, asker);
+        let allowed = self.allowed(&all, &placements);
         if allowed.is_empty() {
             return Decision::Refuse(Refusal::Residency(self.denied_sites()));
         }
+        let candidates = all.select(&allowed);
         let costs = self.costs(&row, &candidates, asker);
         for (&position, cost) in allowed.iter().zip(costs.as_matrix().rows()) {
             self.record.candidates[position].cost = Some(CostView(cost).to_row());
         }
         match self.routing(&row, &candidates, &costs, asker) {
-            RoutingDecision::Scores(scores) => self.order(&allowed, &candidates, &scores),
+            RoutingDecision::Scores(scores) => match self.order(&allowed, &candidates, &scores) {
+                routes if routes.is_empty() => Decision::Refuse(Refusal::NoRoute),
+                routes => Decision::Go(Plan { routes, placements }),
+            },
             RoutingDecision::Defer(ms) => Decision::Defer(ms.min(MAX_DEFER_MS)),
             RoutingDecision::Refuse(reason) => Decision::Refuse(Refusal::Policy(reason)),
         }
     }
 
-    /// Positions of the candidates whose sites may both see the data, and those candidates.
-    fn residency(
-        &mut self,
-        row: &[u32],
-        all: &Candidates,
-        asker: &mut Asker<'_>,
-    ) -> (Vec<usize>, Candidates) {
+    /// What each site may do with the data.
+    fn placements(&mut self, row: &[u32], asker: &mut Asker<'_>) -> Placements {
         let DecideInput {
             request,
             fleet,
@@ -152,6 +154,12 @@ impl Desk<'_> {
             .zip(placements.as_slice())
             .map(|(site, placement)| (site.name.as_str().to_owned(), *placement))
             .collect();
+        placements
+    }
+
+    /// Positions of the candidates whose sites may both see the data.
+    fn allowed(&mut self, all: &Candidates, placements: &Placements) -> Vec<usize> {
+        let fleet = self.input.fleet;
         let mut allowed = Vec::new();
         for (position, route) in all.routes.iter().enumerate() {
             let site_of = |instance| fleet.instance(instance).map(|i| i.site);
@@ -168,8 +176,7 @@ impl Desk<'_> {
                 }
             }
         }
-        let candidates = all.select(&allowed);
-        (allowed, candidates)
+        allowed
     }
 
     fn costs(&self, row: &[u32], candidates: &Candidates, asker: &mut Asker<'_>) -> CostMatrix {
@@ -221,25 +228,21 @@ impl Desk<'_> {
         u64::try_from(self.clock.now().since(begun).as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Sorts by score; near-equals at the top are rotated by the seed.
-    fn order(&mut self, allowed: &[usize], candidates: &Candidates, scores: &[u32]) -> Decision {
+    /// Routes by score, without those ruled out; near-equals at the top are rotated by the seed.
+    fn order(&mut self, allowed: &[usize], candidates: &Candidates, scores: &[u32]) -> Vec<Route> {
         let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != NEVER).collect();
         order.sort_by_key(|&i| (scores[i], i));
-        let Some(&best) = order.first() else {
-            self.mark_ruled_out(allowed, scores);
-            return Decision::Refuse(Refusal::NoRoute);
-        };
-        let limit = scores[best].saturating_add(scores[best] / NEAR_TIE_DIVISOR);
-        let near = order.iter().take_while(|&&i| scores[i] <= limit).count();
-        let turn = self.input.request.seed % near as u64;
-        order[..near].rotate_left(usize::try_from(turn).unwrap_or(0));
+        if let Some(&best) = order.first() {
+            let limit = scores[best].saturating_add(scores[best] / NEAR_TIE_DIVISOR);
+            let near = order.iter().take_while(|&&i| scores[i] <= limit).count();
+            let turn = self.input.request.seed % near as u64;
+            order[..near].rotate_left(usize::try_from(turn).unwrap_or(0));
+        }
         for (rank, &i) in (0u32..).zip(&order) {
             self.record.candidates[allowed[i]].rank = Some(rank);
         }
         self.mark_ruled_out(allowed, scores);
-        Decision::Go(Plan {
-            routes: order.into_iter().map(|i| candidates.routes[i]).collect(),
-        })
+        order.into_iter().map(|i| candidates.routes[i]).collect()
     }
 
     fn mark_ruled_out(&mut self, allowed: &[usize], scores: &[u32]) {

@@ -3,6 +3,7 @@
 use portolan_base::{RequestId, TenantName};
 use portolan_policy::{CostRow, PolicySource, QuestionKind, RequestRow, RouteRow};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One policy call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,6 +138,12 @@ pub struct PathRecord {
     pub ttft_ms: Option<f64>,
     /// The route that served it; absent when none did.
     pub route: Option<RouteRecord>,
+    /// What the policies were told about the request: with the candidates' facts and the labels, all that a decision
+    /// was made from, so that it can be made again.
+    pub request: RequestRow,
+    /// Labels a policy could look up.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Every route looked at.
     pub candidates: Vec<CandidateRecord>,
     /// Every policy call.

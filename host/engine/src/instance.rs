@@ -223,6 +223,7 @@ mod tests {
             key: TenantKey::derive(&[1; 32], "t", "m", 1),
             tokens: tokens.into(),
             held: 0,
+            retention: portolan_ports::Retention::Keep,
             cancel: Cancel::new(),
         };
         let (pieces, _receiver) = mpsc::unbounded_channel();
@@ -238,6 +239,7 @@ mod tests {
             sampling: Sampling::GREEDY,
             max_tokens: 3,
             stop_ids: Vec::new(),
+            retention: portolan_ports::Retention::Keep,
             logits: false,
             cancel: Cancel::new(),
         })

@@ -1,8 +1,10 @@
 //! What one site knows about all of them.
 
 use crate::link::{CONGESTION_MARK, LinkMonitor};
+use crate::threshold::break_even;
 use crate::topology::Topology;
 use parking_lot::{Mutex, RwLock};
+use portolan_base::kv::KvSize;
 use portolan_base::{BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, SiteName, Tokens};
 use portolan_decide::{
     Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView,
@@ -28,7 +30,8 @@ pub struct Chart {
     instances: Vec<Arc<Known>>,
     links: BTreeMap<SiteIndex, Mutex<LinkMonitor>>,
     prefixes: RwLock<Prefixes>,
-    offload_threshold: Tokens,
+    /// Size of the KV of the site's model, for the offload threshold.
+    kv: KvSize,
 }
 
 /// What is known of one instance.
@@ -58,7 +61,6 @@ impl Chart {
         topology: Topology,
         here: SiteIndex,
         engines: &BTreeMap<InstanceName, Arc<dyn Engine>>,
-        offload_threshold: Tokens,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let known = |(site, spec): (SiteIndex, &crate::InstanceSpec)| {
@@ -95,7 +97,11 @@ impl Chart {
             instances,
             links,
             prefixes,
-            offload_threshold,
+            kv: engines
+                .values()
+                .next()
+                .map(|e| KvSize::from(e.describe().layout.as_ref()))
+                .unwrap_or_default(),
         }
     }
 
@@ -225,7 +231,7 @@ impl Fleet for Chart {
     fn view(&self) -> Arc<FleetView> {
         let sites = self.topology.sites().iter().zip(&self.names.sites);
         let specs = self.topology.instances().map(|(_, spec)| spec);
-        Arc::new(FleetView {
+        let mut view = FleetView {
             sites: sites
                 .map(|(s, e)| SiteView {
                     name: s.name.clone(),
@@ -237,9 +243,11 @@ impl Fleet for Chart {
                 .map(|(spec, known)| self.instance_view(spec, known))
                 .collect(),
             links: self.link_views(),
-            offload_threshold: self.offload_threshold,
+            offload_threshold: Tokens(0),
             congestion_mark: CONGESTION_MARK,
-        })
+        };
+        view.offload_threshold = break_even(&view, self.here, self.kv);
+        Arc::new(view)
     }
 
     fn names(&self) -> Arc<NameTables> {

@@ -7,6 +7,7 @@ pub mod agent;
 pub mod bus;
 pub mod chart;
 pub mod link;
+pub mod threshold;
 pub mod topology;
 
 pub use agent::Agent;

@@ -5,6 +5,7 @@ pub mod accepted;
 pub mod answer;
 pub mod error;
 pub mod http;
+pub mod in_flight;
 pub mod metrics;
 pub mod outputs;
 pub mod peer;

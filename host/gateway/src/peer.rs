@@ -7,8 +7,10 @@ use portolan_base::kv::KvManifest;
 use portolan_base::{SiteName, TenantKey};
 use portolan_decide::ask::Asker;
 use portolan_decide::{Placements, SiteIndex};
-use portolan_policy::{Purpose, Subject};
-use portolan_ports::{Cancel, Engine, EngineError, KvOrder, KvSource, PieceSink, PrefillJob, PrefillReport};
+use portolan_policy::{Placement, Purpose, Subject};
+use portolan_ports::{
+    Cancel, Engine, EngineError, KvOrder, KvSource, PieceSink, PrefillJob, PrefillReport, Retention,
+};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -43,7 +45,13 @@ impl KvSource for PeerService {
     ) -> Result<PrefillReport, String> {
         let site = self.site.upgrade().ok_or("the site is shutting down")?;
         let engine = engine_for(&site, &order)?;
-        check_residency(&site, &peer, &order)?;
+        let mine = check_residency(&site, &peer, &order)?;
+        let retention = if mine == Retention::Drop {
+            mine
+        } else {
+            order.retention
+        };
+        let order = KvOrder { retention, ..order };
         let key = TenantKey::derive(
             &site.parts.secret,
             order.tenant.as_str(),
@@ -79,6 +87,7 @@ pub async fn stream_prefill(
         key,
         tokens,
         held,
+        retention: order.retention,
         cancel: cancel.clone(),
     };
     let (pieces_in, pieces_out) = mpsc::unbounded_channel();
@@ -126,7 +135,8 @@ fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {
 }
 
 /// Asks this site's own policies again: both this site and the one the KV goes to must be allowed to see the data.
-fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<(), String> {
+/// Says whether this site may keep it.
+fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Retention, String> {
     let parts = &site.parts;
     let (view, names) = (parts.fleet.view(), parts.fleet.names());
     let peer_index = names.site(peer.as_str()).map(SiteIndex);
@@ -147,5 +157,8 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<(), 
             return Err(format!("the residency answer denies this data to {name}"));
         }
     }
-    Ok(())
+    match allowed.of(parts.index) {
+        Placement::Resident => Ok(Retention::Keep),
+        _ => Ok(Retention::Drop),
+    }
 }

@@ -3,6 +3,7 @@
 use crate::accepted::Accepted;
 use crate::answer::Answer;
 use crate::error::RequestError;
+use crate::in_flight::TenantsInFlight;
 use crate::metrics::Metrics;
 use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
@@ -31,6 +32,8 @@ pub struct ServedModel {
 pub struct Limits {
     /// Requests in flight before new ones are told to come back: bounds memory, not throughput.
     pub in_flight: usize,
+    /// Requests in flight of one tenant before its own are told to come back: half, so that no tenant can fill a site.
+    pub tenant_in_flight: usize,
     /// Longest request body in bytes. 8 MiB holds a prompt of 128k tokens as text or as ids, twice over.
     pub body_bytes: usize,
     /// Longest a decode instance may take for the first token, and between two.
@@ -43,6 +46,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             in_flight: 512,
+            tenant_in_flight: 256,
             body_bytes: 8 << 20,
             decode_stall: Duration::from_secs(30),
             records: 10_000,
@@ -88,6 +92,8 @@ pub struct Site {
     pub outputs: OutputMeans,
     /// Counters and histograms.
     pub metrics: Metrics,
+    /// Requests in flight by tenant.
+    pub tenants: Arc<TenantsInFlight>,
     /// Requests in flight.
     pub permits: Arc<tokio::sync::Semaphore>,
 }
@@ -101,6 +107,7 @@ impl Site {
             records: RecordLog::new(limits.records),
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),
+            tenants: TenantsInFlight::new(limits.tenant_in_flight),
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
         })
     }

@@ -75,9 +75,9 @@ impl Journey {
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
         let held = self.locate();
-        let plan = self.decide(&held).await?;
+        let routes = self.decide(&held).await?;
         let mut failures = Vec::new();
-        let mut routes = plan.routes.into_iter().peekable();
+        let mut routes = routes.into_iter().peekable();
         while let Some(route) = routes.next() {
             match self.attempt(route, started).await {
                 Ok(()) => return Ok(()),

@@ -19,6 +19,7 @@ use portolan_store::SledStore;
 use portolan_transport::fault_proxy::FaultProxy;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::task::JoinSet;
 
 /// All sites of this process. Dropping it leaves them running no longer than the runtime; [`Host::stop`] ends them
 /// in order.
@@ -132,11 +133,13 @@ impl Host {
         }
     }
 
-    /// Ends every site: doors first, then engines and links.
+    /// Ends every site in order, all at once: see [`RunningSite::stop`].
     pub async fn stop(self) {
+        let mut stopping = JoinSet::new();
         for site in self.sites {
-            site.kill().await;
+            stopping.spawn(site.stop());
         }
+        while stopping.join_next().await.is_some() {}
     }
 }
 

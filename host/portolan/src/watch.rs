@@ -32,7 +32,9 @@ use portolan_gateway::policies::PolicyDesk;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long a file must stay unchanged. Copying onto a local disk pauses for less; a copy that pauses for longer is
@@ -66,17 +68,19 @@ pub enum WatchError {
     Thread(#[source] std::io::Error),
 }
 
-/// Watches until it is dropped; a file that is being taken at that moment is finished first.
+/// Watches until it is dropped. Dropping waits for the watching thread, which holds the desk and with it the store; a
+/// file that is being taken at that moment is finished first, which may take as long as compiling it.
 #[derive(Debug)]
 pub struct Watch {
     wake: SyncSender<Wake>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
     _notifier: Option<RecommendedWatcher>,
 }
 
 enum Wake {
     Look,
     Renamed(Vec<PathBuf>),
-    Stop,
 }
 
 impl Watch {
@@ -89,13 +93,16 @@ impl Watch {
         let notifier = notifier(&folder, wake.clone()).inspect_err(
             |error| tracing::warn!(%error, "no file notifications; the policy folder is scanned instead"),
         );
-        let policies = PolicyFolder::new(folder, desk);
-        std::thread::Builder::new()
+        let over = Arc::new(AtomicBool::new(false));
+        let policies = PolicyFolder::new(folder, desk, Arc::clone(&over));
+        let thread = std::thread::Builder::new()
             .name("policy-folder".into())
             .spawn(move || watch(policies, &woken, clock.as_ref()))
             .map_err(WatchError::Thread)?;
         Ok(Self {
             wake,
+            over,
+            thread: Some(thread),
             _notifier: notifier.ok(),
         })
     }
@@ -103,8 +110,12 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // A full queue or a thread that is gone: either way the thread sees the senders go, at the latest.
-        let _ = self.wake.try_send(Wake::Stop);
+        self.over.store(true, Ordering::Relaxed);
+        // Where the queue is full, what is in it wakes the thread.
+        let _ = self.wake.try_send(Wake::Look);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that watched policies had panicked");
+        }
     }
 }
 
@@ -139,7 +150,7 @@ fn worth(event: notify::Event) -> Option<Wake> {
 
 fn watch(mut policies: PolicyFolder, woken: &Receiver<Wake>, clock: &dyn Clock) {
     let mut renamed = BTreeSet::new();
-    loop {
+    while !policies.is_over() {
         policies.look(clock.now(), &renamed);
         renamed.clear();
         let wait = if policies.is_settling() { POLL } else { RESCAN };
@@ -150,7 +161,6 @@ fn watch(mut policies: PolicyFolder, woken: &Receiver<Wake>, clock: &dyn Clock) 
         };
         while let Some(wake) = next {
             match wake {
-                Wake::Stop => return,
                 Wake::Look => {}
                 Wake::Renamed(paths) => renamed.extend(paths),
             }

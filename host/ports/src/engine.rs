@@ -56,6 +56,16 @@ impl Sampling {
     };
 }
 
+/// Whether KV may stay where it was computed or received once the request is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Retention {
+    /// It may be kept for reuse.
+    Keep,
+    /// It is dropped at the end: the site is `transient` for this data.
+    Drop,
+}
+
 /// Computes KV.
 #[derive(Clone, Debug)]
 pub struct PrefillJob {
@@ -67,6 +77,8 @@ pub struct PrefillJob {
     pub tokens: Arc<[u32]>,
     /// The receiver holds the attention KV of this many tokens, a whole number of blocks; pieces begin there.
     pub held: u32,
+    /// Whether the instance may keep what it computes.
+    pub retention: Retention,
     /// Stops the job.
     pub cancel: Cancel,
 }
@@ -101,6 +113,8 @@ pub struct DecodeJob {
     pub max_tokens: u32,
     /// Token ids that end the answer; they are not sent on.
     pub stop_ids: Vec<u32>,
+    /// Whether the instance may keep the prompt's KV.
+    pub retention: Retention,
     /// Whether to send the logits of the last prompt position first.
     pub logits: bool,
     /// Stops the job.

@@ -19,7 +19,7 @@ pub mod transport_fake;
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixChange};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
-    KvEvent, PrefillJob, PrefillReport, Role, Sampling,
+    KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Fleet, InstanceOutcome};

@@ -237,6 +237,12 @@ pub trait PolicyStore: Send + Sync {
     /// Lets a key in, or changes whom it lets in. An empty key is [`StoreError::Invalid`].
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError>;
 
+    /// Revokes every key that carries `label` and is not among `keys`, and gives how many. Keys with another label are
+    /// left alone, and so are tenants: one without a key keeps its data. Each revocation is on disk, with its audit
+    /// line, before the next begins, in the order of what the lines name. After an error the rest is still let in; the
+    /// call can be made again.
+    fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError>;
+
     /// Whom a key lets in. Takes the same time whether or not the key exists.
     fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError>;
 

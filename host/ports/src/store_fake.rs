@@ -294,6 +294,28 @@ impl PolicyStore for MemoryStore {
         Ok(())
     }
 
+    fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError> {
+        let kept: BTreeSet<[u8; 32]> = keys.iter().map(|key| Sha256::digest(key).into()).collect();
+        let mut state = self.state();
+        let revoked: Vec<KeyRecord> = state
+            .keys
+            .extract_if(|digest, record| record.label == label && !kept.contains(digest))
+            .map(|(_, record)| record)
+            .collect();
+        let mut subjects: Vec<String> = revoked.iter().map(KeyRecord::subject).collect();
+        subjects.sort();
+        for subject in subjects {
+            state.note(Deed {
+                at,
+                actor,
+                action: "key.revoke",
+                subject,
+                reason: "",
+            });
+        }
+        Ok(revoked.len())
+    }
+
     fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
         let digest: [u8; 32] = Sha256::digest(key).into();
         Ok(self

@@ -34,6 +34,8 @@ pub struct KvOrder {
     pub tokens: Arc<[u32]>,
     /// Tokens whose attention KV the receiver holds.
     pub held: u32,
+    /// Whether the holder may keep what it computes.
+    pub retention: crate::Retention,
 }
 
 /// Why KV did not arrive.

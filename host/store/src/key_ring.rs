@@ -47,6 +47,10 @@ impl KeyRing {
         self.principals.write().insert(digest, principal);
     }
 
+    pub(crate) fn remove(&self, digest: &KeyDigest) {
+        self.principals.write().remove(digest);
+    }
+
     pub(crate) fn principal(&self, key: &str) -> Option<Principal> {
         let digest = self.digest(key);
         self.principals.read().get(&digest).cloned()

@@ -58,12 +58,13 @@ impl Table {
     }
 }
 
-/// One record to be written, serialized.
+/// One record to be written, serialized, or removed.
 #[derive(Debug)]
 pub(crate) struct Write {
     table: Table,
     key: Vec<u8>,
-    value: Vec<u8>,
+    /// `None` removes the record.
+    value: Option<Vec<u8>>,
 }
 
 impl Write {
@@ -83,8 +84,17 @@ impl Write {
         Ok(Self {
             table,
             key: key.into(),
-            value,
+            value: Some(value),
         })
+    }
+
+    /// Removes a record.
+    pub(crate) fn removal(table: Table, key: impl Into<Vec<u8>>) -> Self {
+        Self {
+            table,
+            key: key.into(),
+            value: None,
+        }
     }
 }
 
@@ -190,7 +200,11 @@ impl Ledger {
     fn write(&self, writes: &[Write]) -> Result<(), StoreError> {
         let written = self.trees.as_slice().transaction(|trees| {
             for write in writes {
-                trees[write.table as usize].insert(write.key.as_slice(), write.value.as_slice())?;
+                let tree = &trees[write.table as usize];
+                match &write.value {
+                    Some(value) => tree.insert(write.key.as_slice(), value.as_slice())?,
+                    None => tree.remove(write.key.as_slice())?,
+                };
             }
             Ok::<(), ConflictableTransactionError<()>>(())
         });

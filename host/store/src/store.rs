@@ -1,7 +1,7 @@
 //! The store itself: opening, and what each call reads and writes.
 
 use crate::files;
-use crate::key_ring::KeyRing;
+use crate::key_ring::{KeyDigest, KeyRing};
 use crate::ledger::{Deed, Ledger, Table, Write};
 use crate::opening::{lock, open_secret, read_keys};
 use crate::secret::PlatformSecret;
@@ -321,6 +321,31 @@ impl PolicyStore for SledStore {
         self.ledger.commit(&mut turn, deed, vec![write])?;
         self.keys.insert(digest, record.principal);
         Ok(())
+    }
+
+    fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError> {
+        let kept: HashSet<KeyDigest> = keys.iter().map(|key| self.keys.digest(key)).collect();
+        let mut turn = self.ledger.turn();
+        let mut revoked: Vec<(String, KeyDigest)> = read_keys(&self.ledger)?
+            .into_iter()
+            .filter(|(digest, record)| record.label == label && !kept.contains(digest))
+            .map(|(digest, record)| (record.subject(), digest))
+            .collect();
+        revoked.sort();
+        let count = revoked.len();
+        for (subject, digest) in revoked {
+            let deed = Deed {
+                at,
+                actor: actor.to_owned(),
+                action: "key.revoke",
+                subject,
+                reason: String::new(),
+            };
+            let removal = Write::removal(Table::Keys, hex::encode(digest));
+            self.ledger.commit(&mut turn, deed, vec![removal])?;
+            self.keys.remove(&digest);
+        }
+        Ok(count)
     }
 
     fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {

@@ -91,6 +91,7 @@ fn order(model: ModelName) -> Result<KvOrder, NameError> {
         instance: InstanceName::new("instance")?,
         tokens: vec![0; TOKENS as usize].into(),
         held: 0,
+        retention: portolan_ports::Retention::Keep,
     })
 }
 

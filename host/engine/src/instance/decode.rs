@@ -6,7 +6,7 @@ use super::meter::{CountedDecode, Meter};
 use crate::BLOCK_TOKENS;
 use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::network::state::{LayerState, SequenceState};
-use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason};
+use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, Retention};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
@@ -111,7 +111,8 @@ impl DecodeRun {
             }
         }
         state.tokens = before.len();
-        if !shared.description.layout.is_hybrid() {
+        let reusable = !shared.description.layout.is_hybrid();
+        if reusable && self.job.retention == Retention::Keep {
             keep(shared, &Names::of(&self.job.key, before), &state);
         }
         let wanted = Wanted {

@@ -9,7 +9,7 @@ use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
 use portolan_base::Tokens;
 use portolan_ports::kvset::piece_id;
-use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport};
+use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport, Retention};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
@@ -139,7 +139,7 @@ impl PrefillRun {
             .run(tokens, &mut running.state, &mut observe)?;
         shared.meter.prefilled(tokens.len(), began.elapsed());
         self.queued.done(range.len());
-        if range.len() == BLOCK_TOKENS as usize {
+        if range.len() == BLOCK_TOKENS as usize && self.job.retention == Retention::Keep {
             let snapshot = shared
                 .description
                 .layout

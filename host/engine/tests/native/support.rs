@@ -72,6 +72,7 @@ pub(crate) fn prefill_job(tokens: &[u32], held: u32) -> PrefillJob {
         key: key(),
         tokens: tokens.into(),
         held,
+        retention: portolan_ports::Retention::Keep,
         cancel: Cancel::new(),
     }
 }
@@ -85,6 +86,7 @@ pub(crate) fn decode_job(prompt: &[u32], kv: KvSet, max_tokens: u32) -> DecodeJo
         sampling: Sampling::GREEDY,
         max_tokens,
         stop_ids: Vec::new(),
+        retention: portolan_ports::Retention::Keep,
         logits: true,
         cancel: Cancel::new(),
     }

@@ -16,6 +16,8 @@ fn record() -> PathRecord {
         completion_tokens: 7,
         ttft_ms: Some(250.0),
         route: None,
+        request: Default::default(),
+        labels: Default::default(),
         candidates: Vec::new(),
         policies: vec![portolan_decide::PolicyRecord {
             question: QuestionKind::Cost,

@@ -8,6 +8,7 @@ use crate::site::Site;
 use portolan_base::TenantKey;
 use portolan_decide::PathRecord;
 use portolan_decide::record::{KvRecord, StageRecord};
+use portolan_policy::RequestRow;
 use portolan_ports::Cancel;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,14 @@ pub(super) fn admit(
     let permit = Arc::clone(&site.permits).try_acquire_owned().map_err(|_| {
         let text = "too many requests are in flight at this site; try again";
         RequestError::unavailable(text, RETRY_AFTER).with_code("overloaded")
+    })?;
+    let tenant_pass = site.tenants.enter(&request.tenant.name).ok_or_else(|| {
+        let text = "this tenant has too many requests in flight; wait for some to end";
+        let error = RequestError::new(ErrorKind::RateLimited, text).with_code("tenant_limit");
+        RequestError {
+            retry_after: Some(RETRY_AFTER),
+            ..error
+        }
     })?;
     let Some(model) = site.parts.models.get(&request.model) else {
         let text = format!("the model {} is not served here", request.model);
@@ -59,7 +68,9 @@ pub(super) fn admit(
         cancel,
         events,
         record,
-        permit: Some(permit),
+        placements: None,
+        at: "admit",
+        passes: Some((permit, tenant_pass)),
     })
 }
 
@@ -82,6 +93,8 @@ fn blank_record(request: &Accepted) -> PathRecord {
         completion_tokens: 0,
         ttft_ms: None,
         route: None,
+        request: RequestRow::default(),
+        labels: request.labels.clone(),
         candidates: Vec::new(),
         policies: Vec::new(),
         placements: Vec::new(),

@@ -2,7 +2,7 @@
 
 use super::journey::{Fault, Journey};
 use crate::error::{ErrorKind, RequestError};
-use portolan_decide::{DecideInput, Decision, DecisionRecord, KvSize, Plan, Refusal, RequestFacts, decide};
+use portolan_decide::{DecideInput, Decision, DecisionRecord, KvSize, Refusal, RequestFacts, Route, decide};
 use portolan_policy::NameTables;
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -12,18 +12,22 @@ const MAX_DEFERRALS: u32 = 8;
 
 impl Journey {
     /// Asks the policies until they answer with a plan.
-    pub(super) async fn decide(&mut self, held: &[u32]) -> Result<Plan, Fault> {
+    pub(super) async fn decide(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
+        self.at = "decide";
         let begun = self.elapsed_ms();
         let plan = self.ask(held).await;
         self.note_stage("decide", begun);
         plan
     }
 
-    async fn ask(&mut self, held: &[u32]) -> Result<Plan, Fault> {
+    async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
         let seed = self.site.parts.random.next_u64();
         for _ in 0..MAX_DEFERRALS {
             match self.decide_once(held, seed)? {
-                Decision::Go(plan) => return Ok(plan),
+                Decision::Go(plan) => {
+                    self.placements = Some(plan.placements);
+                    return Ok(plan.routes);
+                }
                 Decision::Refuse(refusal) => return Err(Fault::Refused(client_error(&refusal))),
                 Decision::Defer(ms) => {
                     tokio::time::sleep(Duration::from_millis(u64::from(ms.max(1)))).await;
@@ -55,6 +59,7 @@ impl Journey {
     }
 
     fn note_decision(&mut self, record: DecisionRecord) {
+        self.record.request = record.request;
         self.record.candidates = record.candidates;
         self.record.placements = record.placements;
         self.record.policies.extend(record.policies);

@@ -15,6 +15,7 @@ impl Journey {
         kv: KvSet,
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
+        self.at = "decode";
         let begun = self.elapsed_ms();
         let end = self.generate(leg, kv, started).await;
         self.note_stage("decode", begun);
@@ -28,7 +29,7 @@ impl Journey {
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
         let stall = self.site.parts.limits.decode_stall;
-        let mut tokens = leg.decoder.decode(self.decode_job(kv));
+        let mut tokens = leg.decoder.decode(self.decode_job(leg, kv));
         let mut text = Text::new(self.model().text.stream(), self.request.stop.clone());
         loop {
             let next = tokio::time::timeout(stall, tokens.recv()).await;
@@ -61,7 +62,7 @@ impl Journey {
         }
     }
 
-    fn decode_job(&self, kv: KvSet) -> DecodeJob {
+    fn decode_job(&self, leg: &Leg, kv: KvSet) -> DecodeJob {
         let stop_ids = if self.request.ignore_eos {
             Vec::new()
         } else {
@@ -75,6 +76,7 @@ impl Journey {
             sampling: self.request.sampling,
             max_tokens: self.request.max_tokens,
             stop_ids,
+            retention: leg.keep_here,
             logits: false,
             cancel: self.cancel.clone(),
         }

@@ -3,11 +3,15 @@
 use crate::accepted::Accepted;
 use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
+use crate::in_flight::TenantPass;
 use crate::site::Site;
 use portolan_base::{Moment, RequestId, SiteName, TenantKey};
 use portolan_decide::record::{Fallback, RouteRecord, StageRecord};
-use portolan_decide::{FleetView, InstanceIndex, PathRecord, RequestPolicies, Route};
-use portolan_ports::{Cancel, Engine, EngineError, InstanceOutcome, KvSetError, TextError, TransferError};
+use portolan_decide::{FleetView, InstanceIndex, PathRecord, Placements, RequestPolicies, Route};
+use portolan_policy::Placement;
+use portolan_ports::{
+    Cancel, Engine, EngineError, InstanceOutcome, KvSetError, Retention, TextError, TransferError,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -24,8 +28,12 @@ pub(super) struct Journey {
     pub(super) cancel: Cancel,
     pub(super) events: mpsc::UnboundedSender<AnswerEvent>,
     pub(super) record: PathRecord,
+    /// What each site may do with the data, once that was decided.
+    pub(super) placements: Option<Placements>,
+    /// The stage it is in.
+    pub(super) at: &'static str,
     /// Held until settle.
-    pub(super) permit: Option<OwnedSemaphorePermit>,
+    pub(super) passes: Option<(OwnedSemaphorePermit, TenantPass)>,
 }
 
 /// One route with what is needed to take it.
@@ -34,8 +42,12 @@ pub(super) struct Leg {
     pub(super) names: RouteRecord,
     /// Generates the answer; at this site.
     pub(super) decoder: Arc<dyn Engine>,
+    /// Whether the decode site may keep the KV.
+    pub(super) keep_here: Retention,
     /// Computes the prompt.
     pub(super) prefiller: Prefiller,
+    /// Whether the prefill site may keep the KV.
+    pub(super) keep_there: Retention,
 }
 
 /// Who computes the prompt.
@@ -157,12 +169,29 @@ impl Journey {
             let site = SiteName::new(&names.prefill_site);
             Prefiller::At(site.map_err(|_| Fault::InstanceGone(names.prefill_instance.clone()))?)
         };
+        let (keep_here, keep_there) = (self.retention(route.decode), self.retention(route.prefill));
         Ok(Leg {
             route,
             names,
             decoder,
+            keep_here,
             prefiller,
+            keep_there,
         })
+    }
+
+    /// A site that is not resident for this data keeps nothing of it.
+    fn retention(&self, instance: InstanceIndex) -> Retention {
+        let site = self.fleet.instance(instance).map(|i| i.site);
+        match self
+            .placements
+            .as_ref()
+            .zip(site)
+            .map(|(placements, site)| placements.of(site))
+        {
+            Some(Placement::Resident) => Retention::Keep,
+            _ => Retention::Drop,
+        }
     }
 
     fn engine_here(&self, name: &str) -> Result<Arc<dyn Engine>, Fault> {
@@ -216,11 +245,7 @@ impl Journey {
             let r = portolan_decide::plan::route_record(&self.fleet, route);
             format!("prefill at {}/{}", r.prefill_site, r.prefill_instance)
         };
-        let stage = match fault {
-            Fault::Transfer { .. } | Fault::Kv(_) => "transfer",
-            Fault::DecodeStalled(..) => "decode",
-            _ => "prefill",
-        };
+        let stage = self.at;
         let fallback = Fallback {
             stage: stage.to_owned(),
             from: name(route),

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 impl Journey {
     /// Runs prefill on an instance of this site and returns the whole KV.
     pub(super) async fn prefill(&mut self, leg: &Leg, held: HeldPrefix) -> Result<KvSet, Fault> {
+        self.at = "prefill";
         let tokens = self.prefill_tokens();
         let layout = Arc::clone(&leg.decoder.describe().layout);
         let Prefiller::Here(engine) = &leg.prefiller else {
@@ -23,6 +24,7 @@ impl Journey {
             key: self.key,
             tokens,
             held: held.tokens,
+            retention: leg.keep_there,
             cancel: self.cancel.clone(),
         };
         let (pieces_in, mut pieces_out) = mpsc::unbounded_channel::<KvPiece>();

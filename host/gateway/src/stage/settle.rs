@@ -38,5 +38,5 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     );
     journey.site.metrics.observe(&record);
     journey.site.records.put(record);
-    journey.permit.take();
+    journey.passes.take();
 }

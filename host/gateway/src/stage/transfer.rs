@@ -9,6 +9,7 @@ use std::sync::Arc;
 impl Journey {
     /// Orders the KV from the prefill site and returns it whole and verified.
     pub(super) async fn transfer(&mut self, leg: &Leg, held: HeldPrefix) -> Result<KvSet, Fault> {
+        self.at = "transfer";
         let tokens = self.prefill_tokens();
         let layout = Arc::clone(&leg.decoder.describe().layout);
         let Prefiller::At(peer) = &leg.prefiller else {
@@ -74,6 +75,7 @@ impl Journey {
             instance: instance.map_err(|_| Fault::InstanceGone(leg.names.prefill_instance.clone()))?,
             tokens,
             held,
+            retention: leg.keep_there,
         })
     }
 }

@@ -68,6 +68,7 @@ async fn generate(args: GenerateArgs) -> Result<Generated, Failure> {
         sampling: Sampling::GREEDY,
         max_tokens: args.max_tokens,
         stop_ids: model.text().stop_ids().to_vec(),
+        retention: portolan_ports::Retention::Keep,
         logits: args.logits,
         cancel: Cancel::new(),
     };
@@ -117,6 +118,7 @@ async fn prefill_here(engine: &dyn Engine, key: TenantKey, prompt: &[u32]) -> Re
         key,
         tokens: before.into(),
         held: 0,
+        retention: portolan_ports::Retention::Keep,
         cancel: Cancel::new(),
     };
     let (pieces_in, mut pieces_out) = mpsc::unbounded_channel();
@@ -158,6 +160,7 @@ async fn prefill_elsewhere(
         instance: InstanceName::new("prefill").map_err(Failure::new)?,
         tokens: before.into(),
         held: 0,
+        retention: portolan_ports::Retention::Keep,
     };
     let arrival = receive(&here, &peer, order, &layout, &clock)
         .await

@@ -106,16 +106,17 @@ fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
     out
 }
 
-fn said_of_finding(finding: &Finding) -> [String; 2] {
+fn said_of_finding(finding: &Finding) -> Vec<String> {
     let word = match finding.severity {
         Severity::Note => "note",
         Severity::Warning => "warning",
         Severity::Error => "error",
     };
-    [
-        format!("  {word} [{}] {}", finding.code, finding.message),
-        format!("    → {}", finding.help),
-    ]
+    let mut said = vec![format!("  {word} [{}] {}", finding.code, finding.message)];
+    if !finding.help.is_empty() {
+        said.push(format!("    → {}", finding.help));
+    }
+    said
 }
 
 fn said_of_upload(body: &Value) -> Vec<String> {
@@ -209,4 +210,43 @@ fn name_of(file: &Path) -> Result<String, Failure> {
     portolan_base::id::check_name(stem)
         .map(|()| stem.to_owned())
         .map_err(trouble)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn a_finding_without_help_is_one_line() {
+        let mut finding = Finding {
+            code: "start-fuel".to_owned(),
+            severity: Severity::Note,
+            message: "starting takes 7 fuel".to_owned(),
+            help: String::new(),
+        };
+        let first = "  note [start-fuel] starting takes 7 fuel";
+        assert_eq!(said_of_finding(&finding), [first]);
+        finding.help = "do less".to_owned();
+        assert_eq!(said_of_finding(&finding), [first, "    → do less"]);
+    }
+
+    #[test]
+    fn findings_advise_commands_that_exist() {
+        let loader = component_loader(ArtefactKey::draw(&OsRandom), Arc::new(SystemClock::start())).unwrap();
+        let mut advised = 0;
+        for file in [b"".as_slice(), b"text", b"\0asm\x01\0\0\0"] {
+            for finding in loader.check(None, file).findings {
+                // Every second piece between backticks is quoted.
+                let quoted = finding.help.split('`').skip(1).step_by(2);
+                for command in quoted.filter(|quoted| quoted.starts_with("portolan ")) {
+                    let parsed = Cli::try_parse_from(command.split(' '));
+                    assert!(parsed.is_ok(), "{command}: {:?}", parsed.err());
+                    advised += 1;
+                }
+            }
+        }
+        assert_eq!(advised, 3);
+    }
 }

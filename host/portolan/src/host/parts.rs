@@ -124,7 +124,8 @@ pub fn component_loader(
 }
 
 /// Brings the store's tenants and keys in line with the configuration; what is there already is left alone, so that a
-/// restart adds no audit lines.
+/// restart adds no audit lines. A key that the configuration once named and does not name is revoked; a tenant that it
+/// does not name keeps its data and has no key.
 pub(super) fn record_tenants(
     config: &Config,
     store: &SledStore,
@@ -168,6 +169,17 @@ pub(super) fn record_tenants(
             let_in(key, Principal::Tenant(tenant.name.clone()))?;
         }
     }
+    let of_tenants = config.tenants.iter().flat_map(|tenant| &tenant.keys);
+    let named: Vec<&str> = config
+        .operator_keys
+        .iter()
+        .chain(of_tenants)
+        .map(String::as_str)
+        .collect();
+    let revoked = store.retain_keys(CONFIGURATION, &named, CONFIGURATION, clock.now())?;
+    if revoked > 0 {
+        tracing::info!(revoked, "keys that the configuration does not name were revoked");
+    }
     Ok(())
 }
 
@@ -208,4 +220,68 @@ pub(super) async fn simulate(upstream: SocketAddr, wan: SimulatedWan) -> Result<
         address: upstream,
         detail: e.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::{OsRandom, SystemClock};
+    use portolan_base::TenantName;
+    use std::path::Path;
+
+    const KEYS: [&str; 4] = ["op-1", "op-2", "sk-acme", "sk-globex"];
+    const ACME: &str = "{name: acme, keys: [sk-acme]}";
+    const BOTH: &str = "{name: acme, keys: [sk-acme]}, {name: globex, keys: [sk-globex]}";
+
+    /// A host starts with this configuration and ends; gives which of [`KEYS`] its store lets in, and the actions of
+    /// the audit log, newest first.
+    fn started(folder: &Path, operator_keys: &str, tenants: &str) -> ([bool; 4], Vec<String>) {
+        let text = format!(
+            "{{data_dir: data, operator_keys: [{operator_keys}], models: [], tenants: [{tenants}],
+               sites: [{{name: paris, jurisdiction: eu, listen: '127.0.0.1:0', instances: []}}]}}"
+        );
+        let config = Config::parse(&text).unwrap();
+        let store = SledStore::open(folder, &OsRandom).unwrap();
+        record_tenants(&config, &store, &SystemClock::start()).unwrap();
+        let let_in = KEYS.map(|key| store.authenticate(key).unwrap().is_some());
+        let log = store.audit(usize::MAX).unwrap();
+        (let_in, log.into_iter().map(|line| line.action).collect())
+    }
+
+    #[test]
+    fn a_key_taken_out_of_the_file_is_refused_after_the_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let (let_in, log) = started(folder.path(), "op-1, op-2", BOTH);
+        assert_eq!((let_in, log.len()), ([true; 4], 6));
+        let (let_in, log) = started(folder.path(), "op-1, op-2", BOTH);
+        assert_eq!((let_in, log.len()), ([true; 4], 6), "a restart writes nothing");
+
+        let (let_in, log) = started(folder.path(), "op-2", ACME);
+        assert_eq!(let_in, [false, true, true, false]);
+        assert_eq!(log.len(), 8);
+        assert_eq!(log[..2], ["key.revoke", "key.revoke"]);
+        let store = SledStore::open(folder.path(), &OsRandom).unwrap();
+        let globex = TenantName::new("globex").unwrap();
+        assert!(store.tenant(&globex).unwrap().is_some(), "the tenant stays");
+        drop(store);
+
+        let (let_in, log) = started(folder.path(), "op-2", BOTH);
+        assert_eq!(let_in, [false, true, true, true], "named again, let in again");
+        assert_eq!(log[..2], ["key.put", "key.revoke"]);
+    }
+
+    #[test]
+    fn a_key_that_came_by_other_means_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = KeyRecord {
+            principal: Principal::Operator,
+            label: "console".to_owned(),
+        };
+        let store = SledStore::open(folder.path(), &OsRandom).unwrap();
+        let now = SystemClock::start().now();
+        store.put_key("op-1", record, "op", now).unwrap();
+        drop(store);
+        let (let_in, _) = started(folder.path(), "op-2", ACME);
+        assert_eq!(let_in, [true, true, true, false]);
+    }
 }

@@ -4,7 +4,7 @@ use super::as_port;
 use super::parts::{HostError, Model, Shared};
 use crate::config::SiteConfig;
 use async_trait::async_trait;
-use portolan_base::{InstanceName, ModelName, SiteName, Tokens};
+use portolan_base::{InstanceName, ModelName, SiteName};
 use portolan_engine::{InstanceConfig, NativeInstance};
 use portolan_fleet::{Agent, Chart};
 use portolan_gateway::peer::PeerService;
@@ -14,9 +14,14 @@ use portolan_transport::{SiteTransport, TransportConfig};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// How long answers under way may take after the host was told to stop. Supervisors kill after 10 s (docker) or 30 s
+/// (Kubernetes); nine leave a second to close links and store.
+const DRAIN: Duration = Duration::from_secs(9);
 
 /// A site of this process.
 pub struct RunningSite {
@@ -28,6 +33,8 @@ pub struct RunningSite {
     peers: Arc<LateSource>,
     gateway: Option<Arc<Site>>,
     tasks: JoinSet<()>,
+    /// Ends when the last client is served after `stop`.
+    serving: Option<JoinHandle<()>>,
     stop: Arc<Notify>,
 }
 
@@ -57,6 +64,7 @@ impl RunningSite {
             peers,
             gateway: None,
             tasks: JoinSet::new(),
+            serving: None,
             stop: Arc::new(Notify::new()),
         })
     }
@@ -66,16 +74,8 @@ impl RunningSite {
         let index = shared.topology.site_index(&self.name);
         let index =
             index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
-        // Zero tells policies that no threshold is planned, so that they use their own.
-        let threshold = Tokens(0);
         let clock = Arc::clone(&shared.clock);
-        let chart = Arc::new(Chart::new(
-            shared.topology.clone(),
-            index,
-            &self.engines,
-            threshold,
-            clock,
-        ));
+        let chart = Arc::new(Chart::new(shared.topology.clone(), index, &self.engines, clock));
         let agent = Agent {
             site: self.name.clone(),
             chart: Arc::clone(&chart),
@@ -103,12 +103,13 @@ impl RunningSite {
         if let Some(listener) = self.listener.take() {
             let stop = Arc::clone(&self.stop);
             let site = Arc::clone(&gateway);
-            self.tasks.spawn(async move {
+            let serve = async move {
                 let stopped = async move { stop.notified().await };
                 if let Err(error) = portolan_gateway::http::serve(site, listener, stopped).await {
                     tracing::error!(%error, "the gateway's listener broke");
                 }
-            });
+            };
+            self.serving = Some(tokio::spawn(serve));
         }
         self.gateway = Some(gateway);
         Ok(())
@@ -134,9 +135,23 @@ impl RunningSite {
         self.gateway.as_ref()
     }
 
-    /// Ends the site: clients first, then links and engines.
+    /// Ends the site in order: takes no new clients, lets answers under way finish for at most [`DRAIN`], then closes
+    /// links and engines.
+    pub async fn stop(mut self) {
+        self.stop.notify_one();
+        if let Some(serving) = self.serving.take()
+            && tokio::time::timeout(DRAIN, serving).await.is_err()
+        {
+            tracing::warn!(site = %self.name, "answers were still under way after {DRAIN:?}; they are cut");
+        }
+        self.kill().await;
+    }
+
+    /// Ends the site at once, as a power cut would.
     pub async fn kill(mut self) {
-        self.stop.notify_waiters();
+        if let Some(serving) = self.serving.take() {
+            serving.abort();
+        }
         self.transport.shutdown().await;
         self.tasks.shutdown().await;
     }

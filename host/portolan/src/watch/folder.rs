@@ -13,11 +13,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A watched folder, and what is known about its files.
 pub(super) struct PolicyFolder {
     root: PathBuf,
     desk: Arc<PolicyDesk>,
+    /// Set when nobody watches any more: no further file is taken.
+    over: Arc<AtomicBool>,
     settling: Settling,
     /// Slots whose files were there when the host started, until they are dealt with.
     from_start: Option<BTreeSet<PolicySlot>>,
@@ -26,14 +29,21 @@ pub(super) struct PolicyFolder {
 }
 
 impl PolicyFolder {
-    pub(super) fn new(root: PathBuf, desk: Arc<PolicyDesk>) -> Self {
+    /// `over` ends a look between two files once it is set.
+    pub(super) fn new(root: PathBuf, desk: Arc<PolicyDesk>, over: Arc<AtomicBool>) -> Self {
         Self {
             root,
             desk,
+            over,
             settling: Settling::default(),
             from_start: None,
             told: BTreeMap::new(),
         }
+    }
+
+    /// Whether the watching has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 
     /// Whether a file is waiting to be complete.
@@ -53,6 +63,9 @@ impl PolicyFolder {
             .filter(|slot| renamed.contains(&place::component(&self.root, slot)));
         let renamed = renamed.cloned().collect();
         for (slot, sighting) in self.settling.observe(now, &found.slots, &renamed) {
+            if self.is_over() {
+                return;
+            }
             self.take(&slot, sighting, now);
         }
     }
@@ -130,11 +143,10 @@ fn text(component: &Path, findings: &[Finding]) -> String {
             Severity::Error => "error",
         };
         // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "\n{severity}[{}]: {}\n  help: {}\n",
-            finding.code, finding.message, finding.help
-        );
+        let _ = writeln!(text, "\n{severity}[{}]: {}", finding.code, finding.message);
+        if !finding.help.is_empty() {
+            let _ = writeln!(text, "  help: {}", finding.help);
+        }
     }
     text
 }

@@ -285,6 +285,37 @@ fn the_thread_takes_files_that_were_there_and_files_that_come() {
     drop(watch);
 }
 
+#[test]
+fn dropping_a_watch_gives_the_desk_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let desk = desk(&Arc::new(MemoryStore::new()), Arc::new(HandClock::default()));
+    let begun = Instant::now();
+    for _ in 0..20 {
+        let watch = Watch::start(
+            folder.path().to_owned(),
+            Arc::clone(&desk),
+            Arc::new(HandClock::default()),
+        );
+        drop(watch.unwrap());
+        assert_eq!(Arc::strong_count(&desk), 1, "the thread still holds the desk");
+    }
+    assert!(begun.elapsed() < RESCAN, "the thread was woken and did not wait");
+}
+
+#[test]
+fn no_further_file_is_taken_once_the_watching_is_over() {
+    let mut bench = Bench::new();
+    bench.write("acme/routing.wasm", "ok:1");
+    bench.look();
+    bench.pass(SETTLE);
+    bench.over.store(true, Ordering::Relaxed);
+    bench.look();
+    assert_eq!(bench.generation(), None);
+    bench.over.store(false, Ordering::Relaxed);
+    bench.look();
+    assert_eq!(bench.generation(), Some(1));
+}
+
 fn await_binding(desk: &PolicyDesk, question: QuestionKind) {
     let begun = Instant::now();
     while desk.table().get(&acme(), question).is_none() {

@@ -58,6 +58,7 @@ async fn prefill(
         key: key(tenant),
         tokens: tokens.into(),
         held,
+        retention: crate::Retention::Keep,
         cancel: Cancel::new(),
     };
     let report = engine.prefill(job, sender).await.unwrap();
@@ -81,6 +82,7 @@ async fn decode(engine: &FakeEngine, tenant: &str, prompt: &[u32], kv: KvSet) ->
         sampling: Sampling::GREEDY,
         max_tokens: 9,
         stop_ids: vec![FAKE_END],
+        retention: crate::Retention::Keep,
         logits: false,
         cancel: Cancel::new(),
     });

@@ -301,6 +301,49 @@ fn the_secret_is_private_and_a_store_without_its_secret_does_not_open() {
 }
 
 #[test]
+fn a_revoked_key_is_refused_at_once_and_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    for (key, label) in [
+        ("sk-1", "file"),
+        ("sk-2", "file"),
+        ("sk-3", "file"),
+        ("sk-4", "hand"),
+    ] {
+        store.put_key(key, operator(label), "op", Moment(1)).unwrap();
+    }
+    assert_eq!(
+        store
+            .retain_keys("file", &["sk-2", "sk-9"], "op", Moment(2))
+            .unwrap(),
+        2
+    );
+    let let_in = |store: &SledStore| {
+        ["sk-1", "sk-2", "sk-3", "sk-4"].map(|key| store.authenticate(key).unwrap().is_some())
+    };
+    assert_eq!(let_in(&store), [false, true, false, true]);
+    assert_eq!(store.retain_keys("file", &["sk-2"], "op", Moment(3)).unwrap(), 0);
+    drop(store);
+
+    let store = open(folder.path());
+    assert_eq!(let_in(&store), [false, true, false, true]);
+    let lines = store.audit(2).unwrap();
+    for line in &lines {
+        assert_eq!(
+            (line.action.as_str(), line.subject.as_str(), line.at),
+            ("key.revoke", "key \"file\" of the operator", Moment(2))
+        );
+    }
+    harness::assert_audit_is_whole(&store, 4 + 2);
+    store.put_key("sk-1", operator("file"), "op", Moment(4)).unwrap();
+    assert_eq!(
+        let_in(&store),
+        [true, true, false, true],
+        "it can be let in again"
+    );
+}
+
+#[test]
 fn keys_are_nowhere_on_disk_and_in_no_debug_output() {
     const KEY: &str = "sk-very-secret-key-of-acme";
     let folder = tempfile::tempdir().unwrap();

@@ -15,6 +15,7 @@ enum Step {
     Unbind { scope: u8, question: u8 },
     Tenant { name: u8, jurisdiction: u8 },
     Key { key: u8, tenant: u8 },
+    RetainKey { label: u8, key: u8 },
     Restart,
 }
 
@@ -26,6 +27,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => slot.prop_map(|(scope, question)| Step::Unbind { scope, question }),
         1 => (0..3_u8, 0..3_u8).prop_map(|(name, jurisdiction)| Step::Tenant { name, jurisdiction }),
         1 => (0..3_u8, 0..3_u8).prop_map(|(key, tenant)| Step::Key { key, tenant }),
+        1 => (0..2_u8, 0..3_u8).prop_map(|(label, key)| Step::RetainKey { label, key }),
         1 => Just(Step::Restart),
     ];
     prop::collection::vec(step, 1..24)
@@ -96,15 +98,24 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
             let principal = Principal::Tenant(TenantName::new(&format!("t{tenant}")).unwrap());
             let record = KeyRecord {
                 principal,
-                label: format!("k{key}"),
+                label: label_of(key),
             };
             store
                 .put_key(&format!("sk-{key}"), record, "op", Moment(at))
                 .map(|()| String::new())
                 .map_err(shown)
         }
+        Step::RetainKey { label, key } => store
+            .retain_keys(&label_of(label), &[&format!("sk-{key}")], "op", Moment(at))
+            .map(|revoked| revoked.to_string())
+            .map_err(shown),
         Step::Restart => Ok(String::new()),
     }
+}
+
+/// Two labels for three keys, so that some keys share one.
+fn label_of(key: u8) -> String {
+    format!("k{}", key % 2)
 }
 
 /// Everything a store can be asked.

@@ -73,6 +73,7 @@ pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
         instance: InstanceName::new("i").unwrap(),
         tokens: vec![seed; tokens].into(),
         held: 0,
+        retention: portolan_ports::Retention::Keep,
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 use tempfile::TempDir;
 
@@ -30,6 +30,8 @@ pub(super) struct Bench {
     pub(super) store: Arc<MemoryStore>,
     pub(super) clock: Arc<HandClock>,
     pub(super) desk: Arc<PolicyDesk>,
+    /// Set to end the watching.
+    pub(super) over: Arc<AtomicBool>,
     pub(super) watched: PolicyFolder,
 }
 
@@ -39,12 +41,14 @@ impl Bench {
         let store = Arc::new(MemoryStore::new());
         let clock = Arc::new(HandClock(AtomicU64::new(1_000_000)));
         let desk = desk(&store, Arc::clone(&clock) as Arc<dyn Clock>);
-        let watched = PolicyFolder::new(folder.path().to_owned(), Arc::clone(&desk));
+        let over = Arc::new(AtomicBool::new(false));
+        let watched = PolicyFolder::new(folder.path().to_owned(), Arc::clone(&desk), Arc::clone(&over));
         let mut bench = Self {
             folder,
             store,
             clock,
             desk,
+            over,
             watched,
         };
         bench.look();
@@ -55,7 +59,8 @@ impl Bench {
     pub(super) fn restart(&mut self) {
         self.desk = desk(&self.store, Arc::clone(&self.clock) as Arc<dyn Clock>);
         self.desk.restore().unwrap();
-        self.watched = PolicyFolder::new(self.folder.path().to_owned(), Arc::clone(&self.desk));
+        let root = self.folder.path().to_owned();
+        self.watched = PolicyFolder::new(root, Arc::clone(&self.desk), Arc::clone(&self.over));
     }
 
     pub(super) fn path(&self, file: &str) -> PathBuf {

@@ -1,0 +1,77 @@
+//! How many requests each tenant has in flight: one tenant's burst must not fill the site.
+
+use parking_lot::Mutex;
+use portolan_base::TenantName;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Counts requests in flight by tenant. Tenants without any take no memory.
+#[derive(Debug)]
+pub struct TenantsInFlight {
+    most: usize,
+    counts: Mutex<HashMap<TenantName, usize>>,
+}
+
+/// One request of a tenant in flight, until it is dropped.
+#[derive(Debug)]
+pub struct TenantPass {
+    tenant: TenantName,
+    of: Arc<TenantsInFlight>,
+}
+
+impl TenantsInFlight {
+    /// Lets each tenant have at most `most` requests in flight.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            counts: Mutex::default(),
+        })
+    }
+
+    /// Lets one more in, or not.
+    pub fn enter(self: &Arc<Self>, tenant: &TenantName) -> Option<TenantPass> {
+        let mut counts = self.counts.lock();
+        let count = counts.entry(tenant.clone()).or_insert(0);
+        if *count >= self.most {
+            return None;
+        }
+        *count += 1;
+        Some(TenantPass {
+            tenant: tenant.clone(),
+            of: Arc::clone(self),
+        })
+    }
+}
+
+impl Drop for TenantPass {
+    fn drop(&mut self) {
+        let mut counts = self.of.counts.lock();
+        if let Some(count) = counts.get_mut(&self.tenant) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_tenant_does_not_keep_another_out_and_comes_back_when_one_ends() {
+        let (acme, globex) = (
+            TenantName::new("acme").unwrap(),
+            TenantName::new("globex").unwrap(),
+        );
+        let in_flight = TenantsInFlight::new(2);
+        let first = in_flight.enter(&acme).unwrap();
+        let _second = in_flight.enter(&acme).unwrap();
+        assert!(in_flight.enter(&acme).is_none());
+        assert!(in_flight.enter(&globex).is_some());
+        drop(first);
+        assert!(in_flight.enter(&acme).is_some());
+        assert_eq!(in_flight.counts.lock().len(), 1, "only who has one is remembered");
+    }
+}

@@ -1,0 +1,113 @@
+//! Data goes nowhere the residency answer denies, and stays nowhere it is only in transit.
+
+use portolan_base::{InstanceName, ModelName, RequestId, SiteName, TenantName};
+use portolan_gateway::receive::receive;
+use portolan_ports::{KvOrder, Retention, TransferError};
+use portolan_tests::world::{ACME, ADMIN, MODEL, shipped};
+use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
+
+const FAST: Link = Link {
+    delay_ms: 0,
+    rate_mbps: 0,
+};
+
+#[test]
+fn a_transient_site_computes_and_keeps_nothing() {
+    let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
+    let case = Oracle::of("tiny-qwen3").prompts.remove(2);
+    // acme's own data, restricted to nothing: every site is resident, and the second request finds KV in virginia.
+    let ask = Ask::tokens(&case.prompt_ids).remote();
+    world.ask(&ask);
+    let kept = world.ask(&ask).record.kv.cached_tokens;
+    assert_eq!(kept, 128, "a resident site keeps its KV");
+
+    let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
+    let config = r#"{"transient": {"eu": ["us"]}}"#;
+    world
+        .push(
+            ADMIN,
+            ("_platform", "residency"),
+            &shipped("jurisdiction"),
+            config,
+        )
+        .unwrap();
+    let ask = Ask::tokens(&case.prompt_ids)
+        .by(portolan_tests::world::GLOBEX)
+        .remote();
+    let answer = world.ask(&ask);
+    assert_eq!(answer.tokens, case.greedy_ids);
+    let virginia = world.host.site("virginia").unwrap();
+    let blocks: Vec<u32> = virginia
+        .gateway()
+        .unwrap()
+        .parts
+        .engines
+        .values()
+        .map(|e| e.load().kv_used.0)
+        .collect();
+    assert_eq!(blocks, [0], "virginia kept nothing");
+    let paris = world.host.site("paris").unwrap();
+    assert!(
+        paris
+            .gateway()
+            .unwrap()
+            .parts
+            .engines
+            .values()
+            .all(|e| e.load().kv_used.0 > 0),
+        "paris is resident"
+    );
+}
+
+#[test]
+fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
+    let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
+    let paris = world.host.site("paris").unwrap();
+    let layout = {
+        let engines = &paris.gateway().unwrap().parts.engines;
+        engines.values().next().unwrap().describe().layout.clone()
+    };
+    let order = |jurisdiction: &str| KvOrder {
+        request: RequestId::from_client("r1").unwrap(),
+        tenant: TenantName::new("acme").unwrap(),
+        jurisdiction: jurisdiction.into(),
+        user_class: "standard".into(),
+        model: ModelName::new(MODEL).unwrap(),
+        model_version: 1,
+        instance: InstanceName::new("v1").unwrap(),
+        tokens: (1..50).collect(),
+        held: 0,
+        retention: Retention::Keep,
+    };
+    let clock = portolan::system::SystemClock::start();
+    let virginia = SiteName::new("virginia").unwrap();
+    let pull = |jurisdiction| {
+        let got = receive(paris.transport(), &virginia, order(jurisdiction), &layout, &clock);
+        world.runtime.block_on(got)
+    };
+    assert!(pull("").is_ok());
+    for (jurisdiction, phrase) in [
+        ("eu", "denies this data to virginia"),
+        ("us", "to paris"),
+        ("mars", "mars"),
+    ] {
+        match pull(jurisdiction) {
+            Err(TransferError::Refused { detail, .. }) => assert!(detail.contains(phrase), "{detail}"),
+            other => panic!("{jurisdiction}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn no_prompt_is_in_a_record_or_in_metrics() {
+    let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
+    let secret: Vec<u32> = vec![1234, 1567, 1890, 1432, 1765, 1098, 1321];
+    let answer = world.ask(&Ask::tokens(&secret).remote());
+    let record = serde_json::to_string(&answer.record).unwrap();
+    assert!(
+        !record.contains("1567,1890") && !record.contains(&answer.text),
+        "{record}"
+    );
+    let metrics = world.client(ACME).get("/metrics").unwrap().body.to_string();
+    assert!(!metrics.contains("1567"), "{metrics}");
+}
