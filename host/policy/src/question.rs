@@ -135,6 +135,17 @@ pub enum Event {
     Tick(u64),
 }
 
+impl Event {
+    /// What the event adds to the rows of its question: each named dependency is three strings to take in and perhaps
+    /// to give back, the work of some four rows.
+    fn rows(&self) -> usize {
+        match self {
+            Self::DependenciesChanged(dependencies) => dependencies.len() * 4,
+            _ => 0,
+        }
+    }
+}
+
 /// One question with its inputs.
 #[derive(Clone, Copy, Debug)]
 pub enum Question<'a> {
@@ -188,7 +199,7 @@ impl Question<'_> {
         match self {
             Self::Residency { sites, .. } => *sites,
             Self::Cost { routes, .. } | Self::Routing { routes, .. } => routes.len(),
-            Self::Invalidation { groups, .. } => groups.len(),
+            Self::Invalidation { event, groups } => groups.len() + event.rows(),
         }
     }
 }

@@ -15,12 +15,13 @@ use tokio::sync::mpsc;
 /// A job, waiting until it gets a slot and running from then on.
 #[derive(Debug)]
 pub(crate) struct DecodeRun {
+    /// First, so that it is given back before the receiver learns from the closed channel that the job has ended.
+    _counted: CountedDecode,
     job: DecodeJob,
     events: mpsc::UnboundedSender<DecodeEvent>,
     generation: Option<Generation>,
     /// Whether the logits are still to be sent.
     logits_due: bool,
-    _counted: CountedDecode,
 }
 
 /// Whether a job needs another turn.
