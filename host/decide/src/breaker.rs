@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct BreakerConfig {
     /// Consecutive failures that open it. Three: one is chance, two may be one incident seen twice.
     pub failures: u32,
-    /// How long it stays open before one trial is let through.
+    /// How long it stays open before work is let through again.
     pub cooldown: Duration,
 }
 
@@ -21,7 +21,8 @@ impl Default for BreakerConfig {
     }
 }
 
-/// Counts consecutive failures; open from the last of them until a trial succeeds.
+/// Counts consecutive failures; open for a cool-down from the last of them. Once that is over a single failure opens it
+/// again, a single success closes it.
 ///
 /// Being full (429, 503) and the client's own errors are no failures: do not report them.
 #[derive(Clone, Debug)]
@@ -34,7 +35,6 @@ pub struct Breaker {
 enum State {
     Closed { failures: u32 },
     Open { until: Moment },
-    Trial { until: Moment },
 }
 
 impl Breaker {
@@ -46,26 +46,11 @@ impl Breaker {
         }
     }
 
-    /// Whether work may be sent. When the cool-down is over, exactly one caller is told yes; if that trial is never
-    /// reported, another is let through after a further cool-down.
-    pub fn allows(&mut self, now: Moment) -> bool {
-        match self.state {
-            State::Closed { .. } => true,
-            State::Open { until } | State::Trial { until } if now >= until => {
-                self.state = State::Trial {
-                    until: now + self.config.cooldown,
-                };
-                true
-            }
-            State::Open { .. } | State::Trial { .. } => false,
-        }
-    }
-
-    /// Whether work would be let through at `now`, without taking the trial.
+    /// Whether work may be sent.
     pub fn is_ready(&self, now: Moment) -> bool {
         match self.state {
             State::Closed { .. } => true,
-            State::Open { until } | State::Trial { until } => now >= until,
+            State::Open { until } => now >= until,
         }
     }
 
@@ -76,14 +61,13 @@ impl Breaker {
 
     /// Work failed.
     pub fn failed(&mut self, now: Moment) {
-        let open = State::Open {
-            until: now + self.config.cooldown,
-        };
         self.state = match self.state {
             State::Closed { failures } if failures + 1 < self.config.failures => State::Closed {
                 failures: failures + 1,
             },
-            State::Closed { .. } | State::Open { .. } | State::Trial { .. } => open,
+            State::Closed { .. } | State::Open { .. } => State::Open {
+                until: now + self.config.cooldown,
+            },
         };
     }
 }
@@ -95,7 +79,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn opens_after_three_and_lets_one_trial_through() {
+    fn opens_after_three_and_asks_again_after_the_cooldown() {
         let mut breaker = Breaker::new(BreakerConfig {
             failures: 3,
             cooldown: SECOND,
@@ -103,42 +87,19 @@ mod tests {
         let start = Moment(0);
         for _ in 0..2 {
             breaker.failed(start);
-            assert!(breaker.allows(start));
+            assert!(breaker.is_ready(start));
         }
         breaker.failed(start);
-        assert!(!breaker.allows(start));
+        assert!(!breaker.is_ready(start + SECOND / 2));
         let later = start + SECOND;
         assert!(breaker.is_ready(later));
-        assert!(breaker.allows(later), "one trial");
-        assert!(!breaker.allows(later), "not two");
         breaker.failed(later);
-        assert!(!breaker.allows(later + SECOND / 2));
-        assert!(breaker.allows(later + SECOND));
+        assert!(
+            !breaker.is_ready(later + SECOND / 2),
+            "one failure is enough to open it again"
+        );
         breaker.succeeded();
-        assert!(breaker.allows(later + SECOND) && breaker.allows(later + SECOND));
-    }
-
-    #[test]
-    fn a_success_between_failures_starts_the_count_again() {
-        let mut breaker = Breaker::new(BreakerConfig {
-            failures: 2,
-            cooldown: SECOND,
-        });
-        for _ in 0..5 {
-            breaker.failed(Moment(0));
-            breaker.succeeded();
-        }
-        assert!(breaker.allows(Moment(0)));
-    }
-
-    #[test]
-    fn an_unreported_trial_does_not_lock_the_breaker() {
-        let mut breaker = Breaker::new(BreakerConfig {
-            failures: 1,
-            cooldown: SECOND,
-        });
-        breaker.failed(Moment(0));
-        assert!(breaker.allows(Moment(0) + SECOND));
-        assert!(breaker.allows(Moment(0) + SECOND * 2));
+        breaker.failed(later);
+        assert!(breaker.is_ready(later), "a success starts the count again");
     }
 }

@@ -11,7 +11,9 @@ use portolan_decide::{
 };
 use portolan_kv::{Arrival, PrefixIndex, SourceState};
 use portolan_policy::NameTables;
-use portolan_ports::{Engine, EngineLoad, Fleet, InstanceOutcome, KvEvent, LinkReading, PrefixChange};
+use portolan_ports::{
+    Claim, Engine, EngineLoad, Fleet, InstanceOutcome, KvEvent, LinkReading, OnTheWay, PrefixChange,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -40,6 +42,7 @@ struct Known {
     name: InstanceName,
     breaker: Mutex<Breaker>,
     load: Mutex<Reported>,
+    on_the_way: Arc<OnTheWay>,
     /// Present for this site's own: its load is read, not reported.
     engine: Option<Arc<dyn Engine>>,
 }
@@ -69,6 +72,7 @@ impl Chart {
                 name: spec.name.clone(),
                 breaker: Mutex::new(Breaker::new(BreakerConfig::default())),
                 load: Mutex::default(),
+                on_the_way: Arc::default(),
                 engine: (site == here).then(|| engines.get(&spec.name).cloned()).flatten(),
             })
         };
@@ -176,12 +180,12 @@ impl Chart {
         let (load, alive) = match &known.engine {
             Some(engine) => (engine.load(), true),
             None => {
-                let reported = *known.load.lock();
+                let Reported { mut load, at } = *known.load.lock();
+                let (requests, tokens) = known.on_the_way.read();
+                load.prefill_queued_requests = load.prefill_queued_requests.saturating_add(requests);
+                load.prefill_queued_tokens = load.prefill_queued_tokens.saturating_add(tokens.0);
                 // Without a report nothing is known of its speed, and a speed of zero would win every comparison.
-                (
-                    reported.load,
-                    reported.at.is_some_and(|at| now.since(at) < LOAD_EXPIRES),
-                )
+                (load, at.is_some_and(|at| now.since(at) < LOAD_EXPIRES))
             }
         };
         let model = self.names.models.iter().position(|m| m == spec.model.as_str());
@@ -265,6 +269,14 @@ impl Fleet for Chart {
         held
     }
 
+    fn claim(&self, instance: InstanceIndex, tokens: Tokens) -> Claim {
+        let known = self.instances.get(instance.0 as usize);
+        known
+            .map(|k| Arc::clone(&k.on_the_way))
+            .unwrap_or_default()
+            .claim(tokens)
+    }
+
     fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome) {
         let Some(known) = self.instances.get(instance.0 as usize) else {
             return;
@@ -276,3 +288,6 @@ impl Fleet for Chart {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,10 @@
 //! KNOWS the sites: what a decision is made from.
 
-use portolan_base::{BlockHash, ModelName};
+use portolan_base::{BlockHash, ModelName, Tokens};
 use portolan_decide::{FleetView, InstanceIndex};
 use portolan_policy::NameTables;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How work on an instance ended, for its breaker. Being full and the client's own errors are neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,48 @@ pub enum InstanceOutcome {
     Served,
     /// It, or the link to it, failed.
     Failed,
+}
+
+/// Work on its way to an instance of another site, which that instance's load reports do not show yet: without it a
+/// burst of requests would all choose the instance that looked idle half a second ago.
+#[derive(Debug, Default)]
+pub struct OnTheWay {
+    requests: AtomicU32,
+    tokens: AtomicU32,
+}
+
+impl OnTheWay {
+    /// One more request with so many tokens to compute, until the claim is dropped.
+    pub fn claim(self: &Arc<Self>, tokens: Tokens) -> Claim {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.tokens.fetch_add(tokens.0, Ordering::Relaxed);
+        Claim {
+            of: Arc::clone(self),
+            tokens,
+        }
+    }
+
+    /// Requests, and the tokens they have to compute.
+    pub fn read(&self) -> (u32, Tokens) {
+        (
+            self.requests.load(Ordering::Relaxed),
+            Tokens(self.tokens.load(Ordering::Relaxed)),
+        )
+    }
+}
+
+/// A request on its way to an instance.
+#[derive(Debug)]
+pub struct Claim {
+    of: Arc<OnTheWay>,
+    tokens: Tokens,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.of.requests.fetch_sub(1, Ordering::Relaxed);
+        self.of.tokens.fetch_sub(self.tokens.0, Ordering::Relaxed);
+    }
 }
 
 /// What is known about every site, seen from one of them. All calls answer from memory.
@@ -25,6 +68,26 @@ pub trait Fleet: Send + Sync {
     /// Tokens of the prompt that each instance holds KV for, by instance index: advice, a false hit costs latency.
     fn held(&self, model: &ModelName, chain: &[BlockHash]) -> Vec<u32>;
 
+    /// Says that a request is on its way to an instance, with so many tokens to compute there.
+    fn claim(&self, instance: InstanceIndex, tokens: Tokens) -> Claim;
+
     /// Reports how work on an instance ended.
     fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_counts_until_it_is_dropped() {
+        let on_the_way = Arc::<OnTheWay>::default();
+        let first = on_the_way.claim(Tokens(5));
+        let second = on_the_way.claim(Tokens(7));
+        assert_eq!(on_the_way.read(), (2, Tokens(12)));
+        drop(first);
+        assert_eq!(on_the_way.read(), (1, Tokens(7)));
+        drop(second);
+        assert_eq!(on_the_way.read(), (0, Tokens(0)));
+    }
 }

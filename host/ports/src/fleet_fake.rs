@@ -1,7 +1,7 @@
 //! The fake beside [`Fleet`]: a picture that stands still until a test changes it.
 
-use crate::{Fleet, InstanceOutcome};
-use portolan_base::{BlockHash, ModelName};
+use crate::{Claim, Fleet, InstanceOutcome, OnTheWay};
+use portolan_base::{BlockHash, ModelName, Tokens};
 use portolan_decide::{FleetView, InstanceIndex};
 use portolan_policy::NameTables;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,6 +66,10 @@ impl Fleet for FakeFleet {
 
     fn held(&self, _model: &ModelName, _chain: &[BlockHash]) -> Vec<u32> {
         self.state().held.clone()
+    }
+
+    fn claim(&self, _instance: InstanceIndex, tokens: Tokens) -> Claim {
+        Arc::<OnTheWay>::default().claim(tokens)
     }
 
     fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome) {

@@ -22,7 +22,7 @@ pub use engine::{
     KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
-pub use fleet::{Fleet, InstanceOutcome};
+pub use fleet::{Claim, Fleet, InstanceOutcome, OnTheWay};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};

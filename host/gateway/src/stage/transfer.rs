@@ -2,7 +2,8 @@
 
 use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
 use crate::receive::{Arrival, receive};
-use portolan_base::InstanceName;
+use portolan_base::{InstanceName, Tokens};
+use portolan_decide::Route;
 use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet};
 use std::sync::Arc;
 
@@ -20,6 +21,12 @@ impl Journey {
         }
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let begun = self.elapsed_ms();
+        let uncached = self
+            .record
+            .prompt_tokens
+            .saturating_sub(1)
+            .saturating_sub(self.held_at(&leg.route));
+        let _claim = self.site.parts.fleet.claim(leg.route.prefill, Tokens(uncached));
         let order = self.order(leg, tokens, held.tokens)?;
         let parts = &self.site.parts;
         let arrival = receive(
@@ -61,6 +68,13 @@ impl Journey {
         self.record.kv.computed_tokens += report.prefill.computed;
         pieces.extend(held.pieces);
         Ok(KvSet::assemble(layout, count, pieces)?)
+    }
+
+    /// Tokens of the prompt that the prefill instance was thought to hold when the request was decided.
+    fn held_at(&self, route: &Route) -> u32 {
+        let names = portolan_decide::plan::route_record(&self.fleet, *route);
+        let candidate = self.record.candidates.iter().find(|c| c.route == names);
+        candidate.map_or(0, |c| c.facts.cached_tokens)
     }
 
     fn order(&self, leg: &Leg, tokens: Arc<[u32]>, held: u32) -> Result<KvOrder, Fault> {

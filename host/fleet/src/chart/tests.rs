@@ -1,0 +1,146 @@
+//! What a chart of two sites says of what it was told.
+
+use super::*;
+use crate::{InstanceSpec, LinkSpec, SiteSpec};
+use portolan_base::{BitsPerSecond, Moment, Role, TenantKey};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+#[derive(Default)]
+struct TestClock(AtomicU64);
+
+impl Clock for TestClock {
+    fn now(&self) -> Moment {
+        Moment(self.0.load(Ordering::Relaxed))
+    }
+}
+
+fn name(site: &str) -> SiteName {
+    SiteName::new(site).unwrap()
+}
+
+fn instance() -> InstanceName {
+    InstanceName::new("i1").unwrap()
+}
+
+fn chart(clock: Arc<TestClock>) -> Chart {
+    let spec = InstanceSpec {
+        name: instance(),
+        model: ModelName::new("m").unwrap(),
+        role: Role::Both,
+        decode_slots: 4,
+        price_micros_per_kilotoken: 0,
+    };
+    let site = |n: &str| SiteSpec {
+        name: name(n),
+        region: String::new(),
+        jurisdiction: n.to_owned(),
+        instances: vec![spec.clone()],
+    };
+    let link = LinkSpec {
+        from: name("there"),
+        to: name("here"),
+        capacity: BitsPerSecond(1_000_000),
+        rtt: Duration::from_millis(9),
+        price_micros_per_gib: 0,
+    };
+    let topology = Topology::new(vec![site("here"), site("there")], vec![link], Vec::new()).unwrap();
+    Chart::new(topology, SiteIndex(0), &BTreeMap::new(), clock)
+}
+
+fn load() -> EngineLoad {
+    EngineLoad {
+        prefill_ns_per_token: 1000,
+        prefill_queued_tokens: 10,
+        ..EngineLoad::default()
+    }
+}
+
+#[test]
+fn an_instance_is_ready_while_it_reports_and_its_breaker_is_closed() {
+    let clock = Arc::new(TestClock::default());
+    let chart = chart(Arc::clone(&clock));
+    let ready = || chart.view().instances[1].ready;
+    assert!(!ready(), "nothing is known of it");
+    chart.heard_load(&name("there"), &instance(), load());
+    assert!(ready());
+    for _ in 0..3 {
+        chart.outcome(InstanceIndex(1), InstanceOutcome::Failed);
+    }
+    assert!(!ready(), "its breaker is open");
+    clock.0.fetch_add(5_000_000, Ordering::Relaxed);
+    chart.heard_load(&name("there"), &instance(), load());
+    assert!(ready(), "the cool-down is over");
+    clock
+        .0
+        .fetch_add(LOAD_EXPIRES.as_micros() as u64, Ordering::Relaxed);
+    assert!(!ready(), "it has stopped reporting");
+}
+
+#[test]
+fn work_on_its_way_counts_before_it_is_reported() {
+    let chart = chart(Arc::default());
+    chart.heard_load(&name("there"), &instance(), load());
+    let queued = || chart.view().instances[1].prefill_queued_tokens;
+    let claim = chart.claim(InstanceIndex(1), Tokens(100));
+    assert_eq!(queued(), 110);
+    drop(claim);
+    assert_eq!(queued(), 10);
+    drop(chart.claim(InstanceIndex(99), Tokens(1)));
+}
+
+#[test]
+fn prefixes_are_known_by_holder_and_forgotten_at_a_gap() {
+    let chart = chart(Arc::default());
+    let key = TenantKey::derive(&[1; 32], "t", "m", 1);
+    let blocks = BlockHash::chain(&key, &(0..64).collect::<Vec<_>>());
+    let told = |sequence, event| {
+        chart.heard_prefix(&PrefixChange {
+            site: name("there"),
+            instance: instance(),
+            model: ModelName::new("m").unwrap(),
+            incarnation: 7,
+            sequence,
+            event,
+        });
+    };
+    let held = || chart.held(&ModelName::new("m").unwrap(), &blocks);
+    assert_eq!(held(), [0, 0]);
+    told(0, KvEvent::Stored(blocks[..3].to_vec()));
+    assert_eq!(held(), [0, 48]);
+    told(1, KvEvent::Removed(vec![blocks[2]]));
+    assert_eq!(held(), [0, 32]);
+    told(1, KvEvent::Cleared);
+    assert_eq!(held(), [0, 32], "a duplicate is dropped");
+    told(5, KvEvent::Stored(blocks[..1].to_vec()));
+    assert_eq!(held(), [0, 16], "what was lost between makes the rest unknown");
+    chart.lost_messages();
+    assert_eq!(held(), [0, 0]);
+}
+
+#[test]
+fn a_link_says_what_was_assumed_until_it_is_measured() {
+    let chart = chart(Arc::default());
+    let link = || chart.view().links[&(SiteIndex(1), SiteIndex(0))];
+    assert_eq!((link().up, link().rtt), (true, Duration::from_millis(9)));
+    let rtt = Duration::from_millis(4);
+    chart.read_link(
+        &name("there"),
+        LinkReading {
+            rtt,
+            up: true,
+            ..LinkReading::default()
+        },
+    );
+    assert_eq!(link().rtt, rtt);
+    for _ in 0..2 {
+        chart.read_link(
+            &name("there"),
+            LinkReading {
+                up: false,
+                ..LinkReading::default()
+            },
+        );
+    }
+    assert!(!link().up);
+}
