@@ -12,6 +12,7 @@
 //! | [`table`] | which policy answers which question for whom |
 //! | [`ask`] | one policy call with its record and its fallback |
 //! | [`residency`] | which sites are allowed |
+//! | [`order`] | from a router's scores to an order of routes |
 //! | [`plan`] | the decision itself |
 //! | [`breaker`] | when an instance or link is left alone for a while |
 //! | [`record`] | the path record: why each request went where it went |
@@ -19,6 +20,7 @@
 pub mod ask;
 pub mod breaker;
 pub mod fleet;
+pub mod order;
 pub mod plan;
 pub mod record;
 pub mod request;

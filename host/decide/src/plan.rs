@@ -2,6 +2,7 @@
 
 use crate::ask::{Asker, MAX_DEFER_MS};
 use crate::fleet::FleetView;
+use crate::order::order_by_score;
 use crate::record::{CandidateRecord, DecisionRecord, RouteRecord};
 use crate::request::RequestFacts;
 use crate::residency::Placements;
@@ -13,10 +14,6 @@ use portolan_policy::{
     Answer, CostMatrix, CostView, NEVER, Purpose, Question, QuestionKind, RequestView, RoutingDecision,
     Subject,
 };
-
-/// Scores within one hundredth of the best count as equal: they share the load by the request's seed. A strict
-/// minimum sends every request of a burst to the same instance until the next load report.
-const NEAR_TIE_DIVISOR: u32 = 100;
 
 /// Everything a decision is made from.
 #[derive(Clone, Copy)]
@@ -230,14 +227,7 @@ impl Desk<'_> {
 
     /// Routes by score, without those ruled out; near-equals at the top are rotated by the seed.
     fn order(&mut self, allowed: &[usize], candidates: &Candidates, scores: &[u32]) -> Vec<Route> {
-        let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != NEVER).collect();
-        order.sort_by_key(|&i| (scores[i], i));
-        if let Some(&best) = order.first() {
-            let limit = scores[best].saturating_add(scores[best] / NEAR_TIE_DIVISOR);
-            let near = order.iter().take_while(|&&i| scores[i] <= limit).count();
-            let turn = self.input.request.seed % near as u64;
-            order[..near].rotate_left(usize::try_from(turn).unwrap_or(0));
-        }
+        let order = order_by_score(scores, self.input.request.seed);
         for (rank, &i) in (0u32..).zip(&order) {
             self.record.candidates[allowed[i]].rank = Some(rank);
         }
