@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 pub use output::Failure;
+pub use policy::{BenchArgs, CallArgs, ReplayArgs, TestArgs};
 
 /// The programmable data and control plane for LLM inference across datacenters.
 #[derive(Debug, Parser)]
@@ -109,6 +110,14 @@ pub enum PolicyCommand {
         #[arg(long)]
         question: Option<portolan_policy::QuestionKind>,
     },
+    /// Ask a component once and print its answer.
+    Call(CallArgs),
+    /// Try a component on a table of cases.
+    Test(TestArgs),
+    /// Decide recorded requests again and say what changes.
+    Replay(ReplayArgs),
+    /// Measure what a component costs, beside the built-in policy.
+    Bench(BenchArgs),
     /// Make a component of a core module that a guest toolchain left.
     Componentize {
         /// The core module.

@@ -6,5 +6,6 @@ pub mod client;
 pub mod command;
 pub mod config;
 pub mod host;
+pub mod lab;
 pub mod system;
 pub mod watch;

@@ -1,10 +1,21 @@
-//! `portolan policy`: check a component here; push, list and activate on a running host.
+//! `portolan policy`: check and try a component here; push, list and activate on a running host.
+
+mod bench;
+mod call;
+mod replay;
+mod test;
+
+pub use bench::BenchArgs;
+pub use call::CallArgs;
+pub use replay::ReplayArgs;
+pub use test::TestArgs;
 
 use super::output::{Failure, json, line};
 use super::request::short;
 use super::{PolicyCommand, ServerArgs, SlotArgs};
 use crate::client::{Client, ClientError};
 use crate::host::component_loader;
+use crate::lab::LabError;
 use crate::system::{OsRandom, SystemClock};
 use portolan_plugin::ArtefactKey;
 use portolan_policy::QuestionKind;
@@ -16,6 +27,10 @@ use std::sync::Arc;
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
         PolicyCommand::Check { file, question } => check(&file, question, as_json),
+        PolicyCommand::Call(args) => call::run(&args, as_json),
+        PolicyCommand::Test(args) => test::run(&args, as_json),
+        PolicyCommand::Replay(args) => replay::run(&args, as_json),
+        PolicyCommand::Bench(args) => bench::run(&args, as_json),
         PolicyCommand::Componentize { file, output } => {
             componentize(&file, &output).map_err(|e| e.as_json(as_json))
         }
@@ -89,6 +104,19 @@ fn componentize(file: &Path, output: &Path) -> Result<(), Failure> {
     let made = portolan_plugin::componentize(&read(file)?);
     let component = made.map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
     std::fs::write(output, component).map_err(|e| Failure::new(format!("{}: {e}", output.display())))
+}
+
+/// What kept a policy from being tried; a component that is refused comes with what the check found.
+fn lab_failure(error: &LabError, as_json: bool) -> Failure {
+    let mut text = error.to_string();
+    if let LabError::Refused { report, .. } = error {
+        let errors = report.findings.iter().filter(|f| f.severity == Severity::Error);
+        for said in errors.flat_map(said_of_finding) {
+            text.push('\n');
+            text.push_str(&said);
+        }
+    }
+    Failure::new(text).as_json(as_json)
 }
 
 fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
