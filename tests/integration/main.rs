@@ -8,6 +8,7 @@ mod guests;
 mod hostile_tenants;
 mod hot_swap;
 mod policies_agree;
+mod policy_tools;
 mod residency;
 mod stopping;
 mod two_doors;

@@ -3,7 +3,7 @@
 mod parts;
 mod site;
 
-pub use parts::{HostError, component_loader};
+pub use parts::{HostError, component_loader, component_loader_with};
 pub use site::RunningSite;
 
 use crate::config::{Config, LinkConfig};

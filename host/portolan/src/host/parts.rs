@@ -112,10 +112,19 @@ pub fn component_loader(
     key: ArtefactKey,
     clock: Arc<dyn Clock>,
 ) -> Result<ComponentLoader, portolan_plugin::EngineError> {
+    component_loader_with(Limits::default(), key, clock)
+}
+
+/// The same with other limits.
+pub fn component_loader_with(
+    limits: Limits,
+    key: ArtefactKey,
+    clock: Arc<dyn Clock>,
+) -> Result<ComponentLoader, portolan_plugin::EngineError> {
     let state = Arc::new(MemoryState::new(StateQuota::default()));
     ComponentLoader::new(
         LoaderConfig {
-            limits: Limits::default(),
+            limits,
             key,
             state,
         },
