@@ -1,10 +1,10 @@
 //! A component file, loaded for a configuration and name tables by the loader of the running host.
 
 use super::error::LabError;
-use crate::host::component_loader;
+use crate::host::{component_loader, component_loader_with};
 use crate::system::{OsRandom, SystemClock};
 use portolan_base::{Clock, TenantName};
-use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState, StateQuota};
+use portolan_plugin::{ArtefactKey, ComponentLoader, Limits};
 use portolan_policy::{NameTables, Policy, QuestionKind, Scope};
 use portolan_ports::{Binding, PolicyLoader, PolicyRejection, Severity};
 use std::path::{Path, PathBuf};
@@ -42,16 +42,12 @@ impl Workshop {
 
     /// The same, but no instance is made ahead: each call makes its own, so that the cost of one shows.
     pub fn without_instances_ahead(&self) -> Result<Self, LabError> {
-        let config = LoaderConfig {
-            limits: Limits {
-                ready_instances: 0,
-                ..Limits::default()
-            },
-            key: self.key.clone(),
-            state: Arc::new(MemoryState::new(StateQuota::default())),
+        let limits = Limits {
+            ready_instances: 0,
+            ..Limits::default()
         };
         Ok(Self {
-            loader: ComponentLoader::new(config, Arc::clone(&self.clock))?,
+            loader: component_loader_with(limits, self.key.clone(), Arc::clone(&self.clock))?,
             clock: Arc::clone(&self.clock),
             key: self.key.clone(),
         })

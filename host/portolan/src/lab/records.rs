@@ -3,9 +3,11 @@
 use super::error::LabError;
 use portolan_decide::PathRecord;
 use serde_json::Value;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// The records of all `paths`, in order; a folder stands for the `.json` and `.jsonl` files in it, by name.
+/// The records of all `paths`, in order; a folder stands for the `.json` and `.jsonl` files in it, by name. Of a
+/// request that is recorded more than once, as in lists that overlap, the first record counts.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<PathRecord>, LabError> {
     let mut records = Vec::new();
     for path in paths {
@@ -21,6 +23,8 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<PathRecord>, LabError> {
             records.extend(found);
         }
     }
+    let mut seen = HashSet::new();
+    records.retain(|record: &PathRecord| seen.insert(record.request_id.clone()));
     Ok(records)
 }
 
@@ -111,6 +115,23 @@ mod tests {
         assert_eq!(parse(&serde_json::to_string(&records).unwrap()).unwrap(), records);
         let list = serde_json::json!({"object": "list", "data": records});
         assert_eq!(parse(&list.to_string()).unwrap(), records);
+    }
+
+    #[test]
+    fn a_request_counts_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, ids: &[&str]| {
+            let lines = ids
+                .iter()
+                .map(|id| serde_json::to_string(&record(id, &[(1, 10)])).unwrap());
+            std::fs::write(dir.path().join(name), lines.collect::<Vec<_>>().join("\n")).unwrap();
+        };
+        write("a.jsonl", &["req-1", "req-2"]);
+        write("b.json", &["req-2", "req-3"]);
+        write("c.txt", &["req-4", "req-5"]);
+        let found = read_all(&[dir.path().to_owned()]).unwrap();
+        let ids: Vec<_> = found.iter().map(|record| record.request_id.as_str()).collect();
+        assert_eq!(ids, ["req-1", "req-2", "req-3"]);
     }
 
     #[test]
