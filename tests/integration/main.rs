@@ -10,5 +10,6 @@ mod hot_swap;
 mod policies_agree;
 mod policy_tools;
 mod residency;
+mod rollout;
 mod stopping;
 mod two_doors;

@@ -78,6 +78,7 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         tokens: (1..50).collect(),
         held: 0,
         retention: Retention::Keep,
+        draw: Default::default(),
     };
     let clock = portolan::system::SystemClock::start();
     let virginia = SiteName::new("virginia").unwrap();

@@ -15,6 +15,8 @@
 //! | [`order`] | from a router's scores to an order of routes |
 //! | [`plan`] | the decision itself |
 //! | [`breaker`] | when an instance or link is left alone for a while |
+//! | [`rollout`] | who gets a new version, and when it goes |
+//! | [`shadow`] | what a version on trial would have decided |
 //! | [`record`] | the path record: why each request went where it went |
 
 pub mod ask;
@@ -25,16 +27,20 @@ pub mod plan;
 pub mod record;
 pub mod request;
 pub mod residency;
+pub mod rollout;
 pub mod route;
+pub mod shadow;
 pub mod table;
 
 pub use breaker::{Breaker, BreakerConfig};
 pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
 pub use record::{
-    CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, StageRecord,
+    CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, ShadowRecord,
+    StageRecord,
 };
 pub use request::{PrefillMode, RequestFacts, RequestKind};
 pub use residency::Placements;
+pub use rollout::{Budget, BudgetMeter, Draw, Percent, Spent, TrialStage};
 pub use route::{Candidates, KvSize, MAX_ROUTES, Route};
-pub use table::{PolicyTable, RequestPolicies};
+pub use table::{PolicyTable, RequestPolicies, Trial};

@@ -28,6 +28,17 @@ pub struct PolicyRecord {
     pub detail: Option<String>,
 }
 
+/// A version on trial that was asked once the answer was out, with what the decision had been made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShadowRecord {
+    /// The call.
+    #[serde(flatten)]
+    pub call: PolicyRecord,
+    /// What it would have done otherwise; absent when it agrees, or gave no usable answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub differs: Option<String>,
+}
+
 /// One candidate route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CandidateRecord {
@@ -148,6 +159,9 @@ pub struct PathRecord {
     pub candidates: Vec<CandidateRecord>,
     /// Every policy call.
     pub policies: Vec<PolicyRecord>,
+    /// Every version that was asked without being obeyed. Written shortly after the request was settled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shadows: Vec<ShadowRecord>,
     /// What the residency answers allowed.
     pub placements: Vec<(String, portolan_policy::Placement)>,
     /// When each stage ran.

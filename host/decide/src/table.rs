@@ -1,5 +1,6 @@
 //! Which policy answers which question for whom.
 
+use crate::rollout::{Draw, TrialStage};
 use portolan_base::TenantName;
 use portolan_policy::{Policy, QuestionKind, Scope};
 use std::collections::HashMap;
@@ -11,12 +12,39 @@ use std::sync::Arc;
 #[derive(Clone, Default)]
 pub struct PolicyTable {
     active: HashMap<(Scope, QuestionKind), Arc<dyn Policy>>,
+    trials: HashMap<(Scope, QuestionKind), Trial>,
+}
+
+/// A version that is tried beside, or before, the active one.
+#[derive(Clone)]
+pub struct Trial {
+    /// The version.
+    pub policy: Arc<dyn Policy>,
+    /// How far it has come.
+    pub stage: TrialStage,
+}
+
+/// Shows pairs as a map.
+struct Entries<I>(I);
+
+impl<K: fmt::Debug, V: fmt::Debug, I: Iterator<Item = (K, V)> + Clone> fmt::Debug for Entries<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.0.clone()).finish()
+    }
 }
 
 impl fmt::Debug for PolicyTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map()
-            .entries(self.active.iter().map(|(key, p)| (key, p.descriptor())))
+        let trials = self
+            .trials
+            .iter()
+            .map(|(key, trial)| (key, (trial.policy.descriptor(), trial.stage)));
+        f.debug_struct("PolicyTable")
+            .field(
+                "active",
+                &Entries(self.active.iter().map(|(key, p)| (key, p.descriptor()))),
+            )
+            .field("trials", &Entries(trials))
             .finish()
     }
 }
@@ -32,6 +60,10 @@ pub struct RequestPolicies {
     pub cost: Option<Arc<dyn Policy>>,
     /// Chooses the route, if anyone but the built-in does.
     pub routing: Option<Arc<dyn Policy>>,
+    /// Versions that are asked once the answer is out, and not obeyed.
+    pub shadows: Vec<Arc<dyn Policy>>,
+    /// The draw they were taken with: whoever is asked again for this request takes the same versions.
+    pub draw: Draw,
 }
 
 impl PolicyTable {
@@ -43,45 +75,90 @@ impl PolicyTable {
     /// A table in which `policy` answers.
     #[must_use]
     pub fn with(&self, scope: Scope, question: QuestionKind, policy: Arc<dyn Policy>) -> Self {
-        let mut active = self.active.clone();
-        active.insert((scope, question), policy);
-        Self { active }
+        let mut table = self.clone();
+        table.active.insert((scope, question), policy);
+        table
     }
 
-    /// A table in which nobody answers for `scope`.
+    /// A table in which nobody answers for `scope`, a version on trial excepted.
     #[must_use]
     pub fn without(&self, scope: &Scope, question: QuestionKind) -> Self {
-        let mut active = self.active.clone();
-        active.remove(&(scope.clone(), question));
-        Self { active }
+        let mut table = self.clone();
+        table.active.remove(&(scope.clone(), question));
+        table
     }
 
-    /// Who answers for exactly this scope.
+    /// A table in which `trial` is on trial, and nothing else in its slot.
+    #[must_use]
+    pub fn with_trial(&self, scope: Scope, question: QuestionKind, trial: Trial) -> Self {
+        let mut table = self.clone();
+        table.trials.insert((scope, question), trial);
+        table
+    }
+
+    /// A table in which nothing is on trial for `scope`.
+    #[must_use]
+    pub fn without_trial(&self, scope: &Scope, question: QuestionKind) -> Self {
+        let mut table = self.clone();
+        table.trials.remove(&(scope.clone(), question));
+        table
+    }
+
+    /// Who answers for exactly this scope, trials aside.
     pub fn get(&self, scope: &Scope, question: QuestionKind) -> Option<&Arc<dyn Policy>> {
         self.active.get(&(scope.clone(), question))
     }
 
-    /// Everything that is bound.
+    /// What is on trial for exactly this scope.
+    pub fn trial(&self, scope: &Scope, question: QuestionKind) -> Option<&Trial> {
+        self.trials.get(&(scope.clone(), question))
+    }
+
+    /// Everything that is active.
     pub fn iter(&self) -> impl Iterator<Item = (&Scope, QuestionKind, &Arc<dyn Policy>)> {
         self.active
             .iter()
             .map(|((scope, question), policy)| (scope, *question, policy))
     }
 
-    /// The policies that decide for a tenant. Residency: the platform's and the tenant's, both. Cost and routing: the
-    /// tenant's, else the platform's.
-    pub fn for_tenant(&self, tenant: &TenantName) -> RequestPolicies {
+    /// The policies that decide for a tenant's request. Residency: the platform's and the tenant's, both. Cost and
+    /// routing: the tenant's, else the platform's. A canary stands in for the active version where the draw falls into
+    /// its share; a shadow is asked where its own active version, or none, would be.
+    pub fn for_tenant(&self, tenant: &TenantName, draw: Draw) -> RequestPolicies {
         let own = Scope::Tenant(tenant.clone());
-        let first = |question| {
-            self.get(&own, question)
-                .or_else(|| self.get(&Scope::Platform, question))
-                .cloned()
-        };
+        let mut shadows = Vec::new();
+        let mut ask = |scope: &Scope, question| self.choose(scope, question, draw, &mut shadows);
+        let platform_residency = ask(&Scope::Platform, QuestionKind::Residency);
+        let tenant_residency = ask(&own, QuestionKind::Residency);
+        let mut first = |question| ask(&own, question).or_else(|| ask(&Scope::Platform, question));
+        let cost = first(QuestionKind::Cost);
+        let routing = first(QuestionKind::Routing);
         RequestPolicies {
-            platform_residency: self.get(&Scope::Platform, QuestionKind::Residency).cloned(),
-            tenant_residency: self.get(&own, QuestionKind::Residency).cloned(),
-            cost: first(QuestionKind::Cost),
-            routing: first(QuestionKind::Routing),
+            platform_residency,
+            tenant_residency,
+            cost,
+            routing,
+            shadows,
+            draw,
         }
+    }
+
+    fn choose(
+        &self,
+        scope: &Scope,
+        question: QuestionKind,
+        draw: Draw,
+        shadows: &mut Vec<Arc<dyn Policy>>,
+    ) -> Option<Arc<dyn Policy>> {
+        if let Some(trial) = self.trial(scope, question) {
+            match trial.stage {
+                TrialStage::Shadow => shadows.push(Arc::clone(&trial.policy)),
+                TrialStage::Canary { percent } if draw.falls_in(percent) => {
+                    return Some(Arc::clone(&trial.policy));
+                }
+                TrialStage::Canary { .. } => {}
+            }
+        }
+        self.get(scope, question).cloned()
     }
 }

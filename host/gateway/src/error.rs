@@ -15,6 +15,8 @@ pub enum ErrorKind {
     NotFound,
     /// Method not allowed: 405.
     MethodNotAllowed,
+    /// It does not fit what is there: 409.
+    Conflict,
     /// The body is too large: 413.
     TooLarge,
     /// A limit of the tenant: 429.

@@ -5,7 +5,7 @@
 //! | `/v1/completions`, `/v1/chat/completions` | tenants | `inference.rs`, shapes in `wire.rs`, `whole.rs`, `sse.rs` |
 //! | `/v1/models` | tenants | `models.rs` |
 //! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `inspect.rs` |
-//! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs` |
+//! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs`, `rollout.rs` |
 //! | `/v1/portolan/fleet`, `/v1/portolan/audit` | the operator | `inspect.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
@@ -17,6 +17,7 @@ mod events;
 mod inference;
 mod inspect;
 mod models;
+mod rollout;
 mod sse;
 mod tag;
 mod whole;
@@ -58,6 +59,10 @@ pub fn router(site: Arc<Site>) -> Router {
         .route(
             "/v1/portolan/tenants/{tenant}/policies/{question}/activate",
             post(admin::activate),
+        )
+        .route(
+            "/v1/portolan/tenants/{tenant}/policies/{question}/{change}",
+            post(rollout::change),
         )
         .fallback(errors::no_such_path)
         .method_not_allowed_fallback(errors::wrong_method)

@@ -12,6 +12,7 @@ pub mod peer;
 pub mod policies;
 pub mod receive;
 pub mod records;
+mod rollout;
 pub mod site;
 pub mod stage;
 

@@ -6,8 +6,10 @@
 mod labels;
 
 use crate::error::ErrorKind;
-use labels::{Error, Fallback, Policy, Request, Stage, Work};
-use portolan_decide::PathRecord;
+use crate::policies;
+use labels::{Error, Fallback, Policy, Request, Shadow, Stage, Work};
+use portolan_decide::{PathRecord, ShadowRecord};
+use portolan_policy::QuestionKind;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -33,6 +35,8 @@ pub struct Metrics {
     chunks_resent: Counter,
     policy_calls: Family<Policy, Counter>,
     policy_time: Histograms<labels::Question>,
+    shadows: Family<Shadow, Counter>,
+    enforced: Family<labels::Enforced, Counter>,
     fallbacks: Family<Fallback, Counter>,
     errors: Family<Error, Counter>,
 }
@@ -90,6 +94,18 @@ impl Metrics {
                 Family::default(),
             ),
             policy_time: timed(r, "policy_call_duration", "Time of one policy call", microseconds),
+            shadows: register(
+                r,
+                "policy_shadow_calls",
+                "Calls of versions that are asked and not obeyed, by whether they agree",
+                Family::default(),
+            ),
+            enforced: register(
+                r,
+                "policy_budgets_spent",
+                "Versions taken out of force because their budget was spent",
+                Family::default(),
+            ),
             fallbacks: register(
                 r,
                 "fallbacks",
@@ -147,6 +163,25 @@ impl Metrics {
         for fallback in &record.fallbacks {
             self.fallbacks.get_or_create(&Fallback::of(fallback)).inc();
         }
+    }
+
+    /// Counts what a version on trial would have done.
+    pub fn shadow(&self, shadow: &ShadowRecord) {
+        self.shadows.get_or_create(&Shadow::of(shadow)).inc();
+    }
+
+    /// Counts a request whose shadow was not asked, since too many were.
+    pub fn shadow_dropped(&self, question: QuestionKind) {
+        self.shadows.get_or_create(&Shadow::dropped(question)).inc();
+    }
+
+    /// Counts a version that was taken out of force.
+    pub fn enforced(&self, question: QuestionKind, done: policies::Enforced) {
+        let label = labels::Enforced {
+            question: question.as_str(),
+            change: done.word(),
+        };
+        self.enforced.get_or_create(&label).inc();
     }
 
     /// Counts an HTTP request that was answered with an error.

@@ -141,7 +141,7 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
     let (view, names) = (parts.fleet.view(), parts.fleet.names());
     let peer_index = names.site(peer.as_str()).map(SiteIndex);
     let peer_index = peer_index.ok_or_else(|| format!("site {peer} is not known here"))?;
-    let policies = parts.desk.table().for_tenant(&order.tenant);
+    let policies = parts.desk.table().for_tenant(&order.tenant, order.draw);
     let class = names.user_classes.iter().position(|c| *c == order.user_class);
     let subject = Subject {
         purpose: Purpose::Serve,

@@ -11,13 +11,17 @@ mod change;
 mod error;
 mod order;
 mod restore;
+mod rollout;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod unavailable;
 
 pub use error::DeskError;
-pub use order::{Activation, By, PolicySlot, Stored, Upload, Uploaded};
+pub use order::{Activation, By, PolicySlot, RollBack, Stored, TrialOrder, Upload, Uploaded};
 pub use restore::{NotRestored, Restored};
+pub use rollout::Enforced;
+pub use tally::{Breach, Counts};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -50,6 +54,8 @@ pub struct PolicyDesk {
     /// Held while the store and the table change together, so that their order is the same in both. Compiling and
     /// loading happen outside it: one tenant's slow component does not hold up another's change.
     changing: Mutex<()>,
+    /// Locked for moments, by requests that settle.
+    tallies: Mutex<tally::Tallies>,
 }
 
 impl fmt::Debug for PolicyDesk {
@@ -67,6 +73,7 @@ impl PolicyDesk {
             parts,
             table: ArcSwap::from_pointee(PolicyTable::new()),
             changing: Mutex::new(()),
+            tallies: Mutex::default(),
         }
     }
 

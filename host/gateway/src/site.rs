@@ -8,6 +8,7 @@ use crate::metrics::Metrics;
 use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
 use crate::records::RecordLog;
+use crate::rollout;
 use crate::stage;
 use portolan_base::{Clock, InstanceName, ModelName, Random, SiteName};
 use portolan_decide::SiteIndex;
@@ -96,6 +97,8 @@ pub struct Site {
     pub tenants: Arc<TenantsInFlight>,
     /// Requests in flight.
     pub permits: Arc<tokio::sync::Semaphore>,
+    /// Requests whose shadows are asked.
+    pub(crate) shadow_permits: Arc<tokio::sync::Semaphore>,
 }
 
 impl Site {
@@ -109,6 +112,7 @@ impl Site {
             metrics: Metrics::new(),
             tenants: TenantsInFlight::new(limits.tenant_in_flight),
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
+            shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),
         })
     }
 

@@ -6,6 +6,7 @@ mod logging;
 mod output;
 mod policy;
 mod request;
+mod rollout;
 mod serve;
 
 use clap::{Args, Parser, Subcommand};
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 pub use output::Failure;
+pub use rollout::RolloutCommand;
 pub use policy::{BenchArgs, CallArgs, ReplayArgs, TestArgs};
 
 /// The programmable data and control plane for LLM inference across datacenters.
@@ -175,6 +177,9 @@ pub enum PolicyCommand {
         #[command(flatten)]
         server: ServerArgs,
     },
+    /// Try, promote, roll back and hold versions.
+    #[command(flatten)]
+    Rollout(RolloutCommand),
 }
 
 /// Whose answer to which question.

@@ -28,8 +28,8 @@ pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
 pub use loader_fake::FakeLoader;
 pub use store::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, StoreError, TenantRecord,
-    VersionRecord,
+    AuditRecord, BindingChange, BindingRecord, HoldRecord, KeyRecord, NewVersion, PolicyStore, Principal,
+    RolloutChange, RolloutDeed, RolloutRecord, StoreError, TenantRecord, TrialRecord, VersionRecord,
 };
 pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};

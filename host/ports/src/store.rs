@@ -3,6 +3,7 @@
 use crate::Scope;
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
+use portolan_decide::{Budget, TrialStage};
 use portolan_policy::QuestionKind;
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,12 @@ pub struct BindingRecord {
     pub sha256: String,
     /// The binding's own text for `configure`.
     pub config: String,
+    /// What it may cost before the version before it comes back; `None`: whatever it costs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+    /// How it came about.
+    #[serde(default)]
+    pub how: BindingChange,
     /// Rises by one with each change of this binding, an `unbind` included.
     pub generation: u64,
     /// Who bound it.
@@ -87,6 +94,155 @@ impl BindingRecord {
     pub fn subject(&self) -> String {
         subject(&self.scope, self.question, &self.name, &self.sha256)
     }
+}
+
+/// How a binding came about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BindingChange {
+    /// It was chosen.
+    #[default]
+    Activate,
+    /// It was on trial before.
+    Promote,
+    /// It was in force before.
+    RollBack,
+}
+
+impl BindingChange {
+    /// The word of the audit log.
+    pub const fn action(self) -> &'static str {
+        match self {
+            Self::Activate => "policy.activate",
+            Self::Promote => "policy.promote",
+            Self::RollBack => "policy.rollback",
+        }
+    }
+}
+
+/// A version that is tried beside, or before, the one that is bound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrialRecord {
+    /// The policy's name.
+    pub name: String,
+    /// SHA-256 of the component, hexadecimal.
+    pub sha256: String,
+    /// The text for `configure`.
+    pub config: String,
+    /// How far it has come.
+    #[serde(flatten)]
+    pub stage: TrialStage,
+    /// What it may cost before it is withdrawn. It becomes the binding's when the version is promoted.
+    pub budget: Budget,
+    /// Who put it on trial.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// Who holds something as it is, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldRecord {
+    /// Who.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// Since when.
+    pub at: Moment,
+}
+
+/// What holds for one question beside its binding. It outlives the binding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolloutRecord {
+    /// For whom.
+    pub scope: Scope,
+    /// Which question.
+    pub question: QuestionKind,
+    /// The version on trial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trial: Option<TrialRecord>,
+    /// Set while the binding may not be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<HoldRecord>,
+    /// Set while the question's fallback answers in place of every version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disabled: Option<HoldRecord>,
+}
+
+impl RolloutRecord {
+    /// Nothing on trial, nothing held.
+    pub const fn plain(scope: Scope, question: QuestionKind) -> Self {
+        Self {
+            scope,
+            question,
+            trial: None,
+            pinned: None,
+            disabled: None,
+        }
+    }
+
+    /// Whether nothing is on trial and nothing held.
+    pub const fn is_plain(&self) -> bool {
+        self.trial.is_none() && self.pinned.is_none() && self.disabled.is_none()
+    }
+
+    /// What is left when `binding` was made: a version that is bound is on trial no more.
+    #[must_use]
+    pub fn after_binding(mut self, binding: &BindingRecord) -> Self {
+        self.trial = self.trial.filter(|trial| trial.sha256 != binding.sha256);
+        self
+    }
+}
+
+/// What was done to a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RolloutChange {
+    /// A version is asked and not obeyed.
+    Shadow,
+    /// A version answers a share.
+    Canary,
+    /// A version is on trial no more.
+    Withdraw,
+    /// The binding may not be changed.
+    Pin,
+    /// It may be changed again.
+    Unpin,
+    /// The fallback answers.
+    Disable,
+    /// The versions answer again.
+    Enable,
+}
+
+impl RolloutChange {
+    /// The word of the audit log.
+    pub const fn action(self) -> &'static str {
+        match self {
+            Self::Shadow => "policy.shadow",
+            Self::Canary => "policy.canary",
+            Self::Withdraw => "policy.withdraw",
+            Self::Pin => "policy.pin",
+            Self::Unpin => "policy.unpin",
+            Self::Disable => "policy.disable",
+            Self::Enable => "policy.enable",
+        }
+    }
+}
+
+/// A change of a rollout, as the audit log tells it.
+#[derive(Clone, Debug)]
+pub struct RolloutDeed {
+    /// What was done.
+    pub change: RolloutChange,
+    /// To what, in words.
+    pub subject: String,
+    /// Who.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
 }
 
 /// A tenant.
@@ -205,7 +361,7 @@ pub trait PolicyStore: Send + Sync {
     fn put_compiled(&self, sha256: &str, compiled: &[u8]) -> Result<(), StoreError>;
 
     /// Makes a stored version answer a question. `generation` and `at` of `binding` are the store's to set: the first
-    /// is ignored, the second kept.
+    /// is ignored, the second kept. A trial of the same version ends with it.
     fn bind(&self, binding: BindingRecord) -> Result<BindingRecord, StoreError>;
 
     /// Removes a binding; the fallback answers from then on.
@@ -221,6 +377,16 @@ pub trait PolicyStore: Send + Sync {
     /// Every binding that was ever made for one question, oldest first; the one in force, if any, is the last. What
     /// a roll-back chooses from. A generation that is missing here was taken by an `unbind`.
     fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError>;
+
+    /// What holds for one question beside its binding; a plain record when nothing does.
+    fn rollout(&self, scope: &Scope, question: QuestionKind) -> Result<RolloutRecord, StoreError>;
+
+    /// Every rollout that is not plain.
+    fn rollouts(&self) -> Result<Vec<RolloutRecord>, StoreError>;
+
+    /// Replaces what holds for one question beside its binding. A trial of a version that is not stored is
+    /// [`StoreError::NotFound`].
+    fn put_rollout(&self, rollout: RolloutRecord, deed: RolloutDeed) -> Result<(), StoreError>;
 
     /// Every binding.
     fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError>;

@@ -2,8 +2,8 @@
 //! model that the real store is compared with.
 
 use crate::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError,
-    TenantRecord, VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, RolloutDeed, RolloutRecord,
+    Scope, StoreError, TenantRecord, VersionRecord,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -25,6 +25,8 @@ pub enum StoreCall {
     Bind,
     /// [`PolicyStore::unbind`].
     Unbind,
+    /// [`PolicyStore::put_rollout`].
+    PutRollout,
 }
 
 /// A [`PolicyStore`] that forgets everything when it is dropped.
@@ -43,6 +45,7 @@ struct State {
     bindings: BTreeMap<Slot, BindingRecord>,
     generations: BTreeMap<Slot, u64>,
     history: BTreeMap<Slot, Vec<BindingRecord>>,
+    rollouts: BTreeMap<Slot, RolloutRecord>,
     tenants: BTreeMap<TenantName, TenantRecord>,
     keys: HashMap<[u8; 32], KeyRecord>,
     audit: Vec<AuditRecord>,
@@ -202,7 +205,7 @@ impl PolicyStore for MemoryStore {
         state.note(Deed {
             at: binding.at,
             actor: &binding.actor,
-            action: "policy.activate",
+            action: binding.how.action(),
             subject: binding.subject(),
             reason: &binding.reason,
         });
@@ -211,6 +214,11 @@ impl PolicyStore for MemoryStore {
             .entry(slot.clone())
             .or_default()
             .push(binding.clone());
+        if let Some(rollout) = state.rollouts.remove(&slot) {
+            state
+                .rollouts
+                .insert(slot.clone(), rollout.after_binding(&binding));
+        }
         state.bindings.insert(slot, binding.clone());
         Ok(binding)
     }
@@ -247,6 +255,37 @@ impl PolicyStore for MemoryStore {
             .get(&(scope.clone(), question))
             .cloned()
             .unwrap_or_default())
+    }
+
+    fn rollout(&self, scope: &Scope, question: QuestionKind) -> Result<RolloutRecord, StoreError> {
+        let found = self.state().rollouts.get(&(scope.clone(), question)).cloned();
+        Ok(found.unwrap_or_else(|| RolloutRecord::plain(scope.clone(), question)))
+    }
+
+    fn rollouts(&self) -> Result<Vec<RolloutRecord>, StoreError> {
+        let state = self.state();
+        let rollouts = state.rollouts.values().filter(|rollout| !rollout.is_plain());
+        Ok(rollouts.cloned().collect())
+    }
+
+    fn put_rollout(&self, rollout: RolloutRecord, deed: RolloutDeed) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::PutRollout)?;
+        let slot = (rollout.scope.clone(), rollout.question);
+        if let Some(trial) = &rollout.trial
+            && state.version(&slot, &trial.sha256).is_none()
+        {
+            return Err(StoreError::NotFound(deed.subject));
+        }
+        state.note(Deed {
+            at: deed.at,
+            actor: &deed.actor,
+            action: deed.change.action(),
+            subject: deed.subject,
+            reason: &deed.reason,
+        });
+        state.rollouts.insert(slot, rollout);
+        Ok(())
     }
 
     fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError> {
@@ -345,6 +384,8 @@ mod tests {
             name: "cheap".into(),
             sha256: sha256.into(),
             config: String::new(),
+            budget: None,
+            how: crate::BindingChange::Activate,
             generation: 0,
             actor: "op".into(),
             reason: String::new(),

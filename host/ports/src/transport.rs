@@ -36,6 +36,8 @@ pub struct KvOrder {
     pub held: u32,
     /// Whether the holder may keep what it computes.
     pub retention: crate::Retention,
+    /// The request's draw: the holder asks the same versions that decided.
+    pub draw: portolan_decide::Draw,
 }
 
 /// Why KV did not arrive.

@@ -2,13 +2,13 @@
 
 use portolan_base::TenantName;
 use portolan_policy::QuestionKind;
-use portolan_ports::{BindingRecord, Scope, VersionRecord};
+use portolan_ports::{BindingRecord, RolloutRecord, Scope, VersionRecord};
 use serde::{Deserialize, Serialize};
 
 /// The word for the platform where a tenant's name would stand.
-const PLATFORM: &str = "_platform";
+pub(crate) const PLATFORM: &str = "_platform";
 
-fn scope_word(scope: &Scope) -> &str {
+pub(crate) fn scope_word(scope: &Scope) -> &str {
     match scope {
         Scope::Platform => PLATFORM,
         Scope::Tenant(name) => name.as_str(),
@@ -56,6 +56,9 @@ pub(crate) struct StoredVersion {
 pub(crate) struct StoredSlot {
     pub(crate) generation: u64,
     pub(crate) binding: Option<BindingRecord>,
+    /// What holds beside the binding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rollout: Option<RolloutRecord>,
 }
 
 /// Whether `text` is a SHA-256 as this store writes it. Anything else names no file.

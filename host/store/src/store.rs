@@ -13,8 +13,8 @@ use parking_lot::RwLock;
 use portolan_base::{Moment, Random, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, Scope, StoreError,
-    TenantRecord, VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, RolloutDeed, RolloutRecord,
+    Scope, StoreError, TenantRecord, VersionRecord,
 };
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
@@ -122,10 +122,11 @@ impl SledStore {
     }
 
     fn slot(&self, scope: &Scope, question: QuestionKind) -> Result<StoredSlot, StoreError> {
-        Ok(self
-            .ledger
-            .get(Table::Bindings, &slot_key(scope, question))?
-            .unwrap_or_default())
+        self.slot_at(&slot_key(scope, question))
+    }
+
+    fn slot_at(&self, key: &str) -> Result<StoredSlot, StoreError> {
+        Ok(self.ledger.get(Table::Bindings, key)?.unwrap_or_default())
     }
 }
 
@@ -211,13 +212,15 @@ impl PolicyStore for SledStore {
         {
             return Err(StoreError::NotFound(binding.subject()));
         }
-        let generation = self.slot(&binding.scope, binding.question)?.generation + 1;
+        let slot = self.slot(&binding.scope, binding.question)?;
+        let generation = slot.generation + 1;
         let binding = BindingRecord {
             generation,
             ..binding
         };
         let slot = StoredSlot {
             generation,
+            rollout: slot.rollout.map(|rollout| rollout.after_binding(&binding)),
             binding: Some(binding.clone()),
         };
         let writes = vec![
@@ -227,7 +230,7 @@ impl PolicyStore for SledStore {
         let deed = Deed {
             at: binding.at,
             actor: binding.actor.clone(),
-            action: "policy.activate",
+            action: binding.how.action(),
             subject: binding.subject(),
             reason: binding.reason.clone(),
         };
@@ -251,6 +254,7 @@ impl PolicyStore for SledStore {
         let slot = StoredSlot {
             generation: slot.generation + 1,
             binding: None,
+            rollout: slot.rollout,
         };
         let write = Write::new(Table::Bindings, slot_key(scope, question), &slot)?;
         let deed = Deed {
@@ -266,6 +270,52 @@ impl PolicyStore for SledStore {
     fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError> {
         let found = self.ledger.scan(Table::History, &slot_prefix(scope, question))?;
         Ok(found.into_iter().map(|(_, binding)| binding).collect())
+    }
+
+    fn rollout(&self, scope: &Scope, question: QuestionKind) -> Result<RolloutRecord, StoreError> {
+        let slot = self.slot(scope, question)?;
+        Ok(slot
+            .rollout
+            .unwrap_or_else(|| RolloutRecord::plain(scope.clone(), question)))
+    }
+
+    fn rollouts(&self) -> Result<Vec<RolloutRecord>, StoreError> {
+        let slots: Vec<(_, StoredSlot)> = self.ledger.scan(Table::Bindings, "")?;
+        let mut rollouts: Vec<RolloutRecord> = slots
+            .into_iter()
+            .filter_map(|(_, slot)| slot.rollout)
+            .filter(|rollout| !rollout.is_plain())
+            .collect();
+        rollouts.sort_by(|a, b| (&a.scope, a.question).cmp(&(&b.scope, b.question)));
+        Ok(rollouts)
+    }
+
+    fn put_rollout(&self, rollout: RolloutRecord, deed: RolloutDeed) -> Result<(), StoreError> {
+        let mut turn = self.ledger.turn();
+        if let Some(trial) = &rollout.trial {
+            let version = version_key(&rollout.scope, rollout.question, &trial.sha256);
+            if self
+                .ledger
+                .get::<StoredVersion>(Table::Versions, &version)?
+                .is_none()
+            {
+                return Err(StoreError::NotFound(deed.subject));
+            }
+        }
+        let key = slot_key(&rollout.scope, rollout.question);
+        let slot = StoredSlot {
+            rollout: Some(rollout),
+            ..self.slot_at(&key)?
+        };
+        let write = Write::new(Table::Bindings, key, &slot)?;
+        let deed = Deed {
+            at: deed.at,
+            actor: deed.actor,
+            action: deed.change.action(),
+            subject: deed.subject,
+            reason: deed.reason,
+        };
+        self.ledger.commit(&mut turn, deed, vec![write])
     }
 
     fn bindings(&self) -> Result<Vec<BindingRecord>, StoreError> {

@@ -92,6 +92,7 @@ fn order(model: ModelName) -> Result<KvOrder, NameError> {
         tokens: vec![0; TOKENS as usize].into(),
         held: 0,
         retention: portolan_ports::Retention::Keep,
+        draw: Default::default(),
     })
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::fleet::{InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView};
 use crate::request::{PrefillMode, RequestKind};
+use crate::rollout::Draw;
 use crate::table::PolicyTable;
 use portolan_base::{
     BitsPerSecond, Bytes, InstanceName, Moment, Permille, RequestId, Role, SiteName, TenantName, Tokens,
@@ -485,7 +486,7 @@ fn the_tenants_policy_comes_before_the_platforms() {
     let both = table.with(Scope::Tenant(acme.clone()), QuestionKind::Routing, named("acme"));
     let name = |table: &PolicyTable, tenant: &TenantName| {
         table
-            .for_tenant(tenant)
+            .for_tenant(tenant, Draw::default())
             .routing
             .map(|p| p.descriptor().name.clone())
     };
@@ -523,7 +524,7 @@ proptest! {
             tenant_residency: Some(answering(Answer::Residency(placements.collect()))),
             cost: Some(answering(Answer::Cost(costs))),
             routing: Some(answering(Answer::Routing(RoutingDecision::Scores(answers)))),
-            platform_residency: None,
+            ..RequestPolicies::default()
         };
         let asked = RequestFacts { jurisdiction, seed, ..request() };
         let fleet = fleet();

@@ -4,7 +4,7 @@
 use super::auth::{self, operator_only};
 use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
-use crate::policies::{Activation, By, DeskError, PolicyDesk, PolicySlot, Upload};
+use crate::policies::{Activation, By, Counts, DeskError, PolicyDesk, PolicySlot, Upload};
 use crate::site::Site;
 use axum::Json;
 use axum::body::Body;
@@ -13,9 +13,11 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use portolan_base::TenantName;
+use portolan_decide::Budget;
 use portolan_policy::{QuestionKind, Scope};
-use portolan_ports::{BindingRecord, Finding, PolicyReport, Principal, VersionRecord};
+use portolan_ports::{BindingRecord, Finding, PolicyReport, Principal, RolloutRecord, VersionRecord};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Stands for the platform's scope in a path. No tenant can have this name: names begin with a letter or digit.
@@ -26,7 +28,7 @@ const PLATFORM: &str = "_platform";
 const COMPONENT_MAX_BYTES: usize = 32 << 20;
 
 /// Longest body of an activation: the configuration has at most 64 KiB, JSON escapes may double it.
-const ACTIVATION_MAX_BYTES: usize = 256 << 10;
+pub(super) const ACTIVATION_MAX_BYTES: usize = 256 << 10;
 
 /// Shortest prefix of a SHA-256 that may stand for it, in digits.
 const PREFIX_MIN_DIGITS: usize = 6;
@@ -54,6 +56,7 @@ pub(super) struct ReasonQuery {
 struct ActivateBody {
     version: String,
     config: Option<String>,
+    budget: Option<Budget>,
     #[serde(default)]
     reason: String,
 }
@@ -78,6 +81,13 @@ pub(super) struct SlotBody {
     question: QuestionKind,
     binding: Option<BindingRecord>,
     versions: Vec<VersionRecord>,
+    /// What is on trial and what is held.
+    rollout: RolloutRecord,
+    /// Calls of each version since the slot's last change, by SHA-256, at this host.
+    counts: HashMap<String, Counts>,
+    /// Every binding that was made, oldest first; only where one slot is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<Vec<BindingRecord>>,
 }
 
 /// Every slot of a scope.
@@ -87,7 +97,7 @@ pub(super) struct PoliciesBody {
     policies: Vec<SlotBody>,
 }
 
-type SlotPath = Result<Path<(String, String)>, PathRejection>;
+pub(super) type SlotPath = Result<Path<(String, String)>, PathRejection>;
 
 pub(super) async fn upload(
     State(site): State<Arc<Site>>,
@@ -152,7 +162,8 @@ pub(super) async fn activate(
     body::expect_json(&headers)?;
     let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
     let order: ActivateBody = serde_json::from_slice(&order).map_err(|error| {
-        let message = format!("the body must be {{\"version\", \"config\", \"reason\"}}: {error}");
+        let message =
+            format!("the body must be {{\"version\", \"config\", \"budget\", \"reason\"}}: {error}");
         RequestError::new(ErrorKind::BadRequest, message)
     })?;
     let done = on_desk(&site, move |desk| {
@@ -169,6 +180,7 @@ pub(super) async fn activate(
                 slot,
                 sha256,
                 config: order.config,
+                budget: order.budget,
             },
             &by,
         )
@@ -203,7 +215,12 @@ pub(super) async fn slot(
     headers: HeaderMap,
 ) -> Result<Response, RequestError> {
     let (slot, _) = enter(&site, path, &headers)?;
-    match on_desk(&site, move |desk| slot_body(desk, &slot, &desk.list()?)).await? {
+    let body = on_desk(&site, move |desk| {
+        let body = slot_body(desk, &slot, &desk.list()?)?;
+        let history = Some(desk.history(&slot)?);
+        Ok(SlotBody { history, ..body })
+    });
+    match body.await? {
         Ok(body) => Ok(Json(body).into_response()),
         Err(error) => Ok(refusal(error)),
     }
@@ -242,11 +259,18 @@ fn slot_body(
         question: slot.question,
         binding: binding.cloned(),
         versions: desk.versions(slot)?,
+        rollout: desk.rollout(slot)?,
+        counts: desk.counts(slot),
+        history: None,
     })
 }
 
 /// The slot of a path, when the caller may change it, and the name the audit log gives the caller.
-fn enter(site: &Site, path: SlotPath, headers: &HeaderMap) -> Result<(PolicySlot, String), RequestError> {
+pub(super) fn enter(
+    site: &Site,
+    path: SlotPath,
+    headers: &HeaderMap,
+) -> Result<(PolicySlot, String), RequestError> {
     let (tenant, question) = errors::path(path)?;
     let (scope, actor) = scope(site, &tenant, headers)?;
     let question = question.parse::<QuestionKind>().map_err(|error| {
@@ -290,7 +314,7 @@ fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, Strin
 }
 
 /// Runs what blocks on the disk or on a compiler off the serving threads.
-async fn on_desk<T: Send + 'static>(
+pub(super) async fn on_desk<T: Send + 'static>(
     site: &Arc<Site>,
     work: impl FnOnce(&PolicyDesk) -> Result<T, DeskError> + Send + 'static,
 ) -> Result<Result<T, DeskError>, RequestError> {
@@ -303,7 +327,7 @@ async fn on_desk<T: Send + 'static>(
 }
 
 /// The whole SHA-256 that `asked`, its beginning, stands for.
-fn full_version(versions: &[VersionRecord], asked: &str) -> Result<String, RequestError> {
+pub(super) fn full_version(versions: &[VersionRecord], asked: &str) -> Result<String, RequestError> {
     let asked = asked.to_ascii_lowercase();
     if asked.len() < PREFIX_MIN_DIGITS {
         let message = format!("version must be a SHA-256 or at least its first {PREFIX_MIN_DIGITS} digits");
@@ -331,7 +355,7 @@ fn full_version(versions: &[VersionRecord], asked: &str) -> Result<String, Reque
 }
 
 /// What a client is told when the desk did not do it: OpenAI's error, and beside it what the check found.
-fn refusal(error: DeskError) -> Response {
+pub(super) fn refusal(error: DeskError) -> Response {
     let text = error.to_string();
     match error {
         DeskError::Rejected(report) => rejected(&text, &report.findings),
@@ -339,6 +363,13 @@ fn refusal(error: DeskError) -> Response {
             .with_code("policy_not_found")
             .into_response(),
         DeskError::BadName(_) => RequestError::bad_field("name", text).into_response(),
+        DeskError::BadBudget(_) => RequestError::bad_field("budget", text).into_response(),
+        DeskError::Pinned { .. } => RequestError::new(ErrorKind::Conflict, text)
+            .with_code("policy_pinned")
+            .into_response(),
+        DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
+            .with_code("policy_conflict")
+            .into_response(),
         DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),
         DeskError::Store(error) => {
             let message = "the policy store failed; nothing was changed";

@@ -15,6 +15,7 @@ pub const fn status_of(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
         ErrorKind::NotFound => (StatusCode::NOT_FOUND, "not_found_error"),
         ErrorKind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error"),
+        ErrorKind::Conflict => (StatusCode::CONFLICT, "invalid_request_error"),
         ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error"),
         ErrorKind::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
         ErrorKind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error"),

@@ -1,7 +1,8 @@
 //! The labels of the metrics, with the lists of words that bound them.
 
 use crate::error::ErrorKind;
-use portolan_decide::{PathRecord, PolicyRecord};
+use portolan_decide::{PathRecord, PolicyRecord, ShadowRecord};
+use portolan_policy::QuestionKind;
 use prometheus_client::encoding::EncodeLabelSet;
 
 /// What stands for every word that is in no list.
@@ -64,6 +65,40 @@ impl Stage {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Question {
     pub(super) question: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct Shadow {
+    question: &'static str,
+    outcome: &'static str,
+}
+
+impl Shadow {
+    pub(super) fn of(shadow: &ShadowRecord) -> Self {
+        let outcome = match (&*shadow.call.outcome, &shadow.differs) {
+            ("ok", None) => "agrees",
+            ("ok", Some(_)) => "differs",
+            (fault, _) => listed(&POLICY_OUTCOMES, fault),
+        };
+        Self {
+            question: shadow.call.question.as_str(),
+            outcome,
+        }
+    }
+
+    /// It was not asked.
+    pub(super) fn dropped(question: QuestionKind) -> Self {
+        Self {
+            question: question.as_str(),
+            outcome: "dropped",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct Enforced {
+    pub(super) question: &'static str,
+    pub(super) change: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -138,6 +173,7 @@ impl Error {
             ErrorKind::Forbidden => "forbidden",
             ErrorKind::NotFound => "not_found",
             ErrorKind::MethodNotAllowed => "method_not_allowed",
+            ErrorKind::Conflict => "conflict",
             ErrorKind::TooLarge => "too_large",
             ErrorKind::RateLimited => "rate_limited",
             ErrorKind::Unavailable => "unavailable",

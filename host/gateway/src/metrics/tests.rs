@@ -29,6 +29,7 @@ fn record() -> PathRecord {
             outcome: "trap".into(),
             detail: None,
         }],
+        shadows: Vec::new(),
         placements: Vec::new(),
         stages: vec![StageRecord {
             name: "decode".into(),

@@ -1,12 +1,14 @@
 //! The changes: upload, push, activate, unbind.
 
 use super::error::CONFIG_MAX_BYTES;
+use super::rollout::refuse_if_pinned;
+use super::unavailable::Unavailable;
 use super::{Activation, By, DeskError, PolicyDesk, PolicySlot, Stored, Upload, Uploaded};
 use bytes::Bytes;
 use portolan_base::id::check_name;
-use portolan_decide::PolicyTable;
+use portolan_decide::{Budget, PolicyTable};
 use portolan_policy::Policy;
-use portolan_ports::{BindingRecord, NewVersion, PolicyReport, VersionRecord};
+use portolan_ports::{BindingChange, BindingRecord, NewVersion, PolicyReport, VersionRecord};
 use std::sync::Arc;
 
 /// An upload that was found good: checked, compiled and loaded once.
@@ -16,17 +18,46 @@ struct Proven {
     policy: Arc<dyn Policy>,
 }
 
+/// A binding before it is made.
+pub(super) struct NewBinding {
+    pub(super) name: String,
+    pub(super) sha256: String,
+    pub(super) config: String,
+    pub(super) budget: Option<Budget>,
+    pub(super) how: BindingChange,
+}
+
+impl NewBinding {
+    /// An earlier binding, to be made again.
+    pub(super) fn again(earlier: BindingRecord) -> Self {
+        Self {
+            name: earlier.name,
+            sha256: earlier.sha256,
+            config: earlier.config,
+            budget: earlier.budget,
+            how: BindingChange::RollBack,
+        }
+    }
+}
+
 impl PolicyDesk {
     /// Keeps a component and makes it active.
     pub fn upload(&self, upload: Upload, by: &By) -> Result<Uploaded, DeskError> {
+        refuse_if_pinned(&self.rollout(&upload.slot)?, &upload.slot)?;
         let proven = self.prove(&upload)?;
         let name = upload.name.clone();
         let config = upload.config.clone();
         let slot = upload.slot.clone();
         let _changing = self.changing.lock();
         let version = self.keep(upload, proven.compiled, by)?;
-        let binding = self.bind(&slot, (&name, &version.sha256, &config), by)?;
-        self.swap(|table| table.with(slot.scope.clone(), slot.question, Arc::clone(&proven.policy)));
+        let new = NewBinding {
+            name,
+            sha256: version.sha256.clone(),
+            config,
+            budget: None,
+            how: BindingChange::Activate,
+        };
+        let binding = self.bind(&slot, (new, proven.policy), by)?;
         Ok(Uploaded {
             version,
             report: proven.report,
@@ -46,38 +77,50 @@ impl PolicyDesk {
 
     /// Makes a stored version active: the first time, or again, which is a roll-back.
     pub fn activate(&self, activation: Activation, by: &By) -> Result<BindingRecord, DeskError> {
-        let Activation { slot, sha256, config } = activation;
-        let version = self
-            .versions(&slot)?
-            .into_iter()
-            .find(|version| version.sha256 == sha256);
-        let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
-        let earlier = self
-            .history(&slot)?
-            .into_iter()
-            .rev()
-            .find(|binding| binding.sha256 == sha256);
-        let name = earlier
-            .as_ref()
-            .map_or(version.name, |binding| binding.name.clone());
-        let config = config
-            .or(earlier.map(|binding| binding.config))
-            .unwrap_or_default();
+        let Activation {
+            slot,
+            sha256,
+            config,
+            budget,
+        } = activation;
+        if let Some(budget) = &budget {
+            budget.check()?;
+        }
+        let (name, last_config) = self.last_known(&slot, &sha256)?;
+        let config = config.unwrap_or(last_config);
         let policy = self.load_stored(&slot, (&name, &sha256, &config))?;
         let _changing = self.changing.lock();
-        let binding = self.bind(&slot, (&name, &sha256, &config), by)?;
-        self.swap(|table| table.with(slot.scope.clone(), slot.question, Arc::clone(&policy)));
-        Ok(binding)
+        let new = NewBinding {
+            name,
+            sha256,
+            config,
+            budget,
+            how: BindingChange::Activate,
+        };
+        self.bind(&slot, (new, policy), by)
+    }
+
+    /// Name and configuration of a stored version: those of its last binding, else its own name and no text.
+    pub(super) fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<(String, String), DeskError> {
+        let mut versions = self.versions(slot)?.into_iter();
+        let version = versions.find(|version| version.sha256 == sha256);
+        let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
+        let mut history = self.history(slot)?.into_iter().rev();
+        Ok(history
+            .find(|binding| binding.sha256 == sha256)
+            .map_or((version.name, String::new()), |last| (last.name, last.config)))
     }
 
     /// Removes a binding: from then on the platform's policy answers, or the built-in one.
     pub fn unbind(&self, slot: &PolicySlot, by: &By) -> Result<(), DeskError> {
         let _changing = self.changing.lock();
+        refuse_if_pinned(&self.rollout(slot)?, slot)?;
         let now = self.parts.clock.now();
         self.parts
             .store
             .unbind(&slot.scope, slot.question, &by.actor, &by.reason, now)?;
         self.swap(|table| table.without(&slot.scope, slot.question));
+        self.retally(slot);
         Ok(())
     }
 
@@ -139,27 +182,50 @@ impl PolicyDesk {
         })?)
     }
 
+    /// Tells the store of a binding and puts the policy in place. Only called while `changing` is held.
     pub(super) fn bind(
         &self,
         slot: &PolicySlot,
-        (name, sha256, config): (&str, &str, &str),
+        (new, policy): (NewBinding, Arc<dyn Policy>),
         by: &By,
     ) -> Result<BindingRecord, DeskError> {
-        Ok(self.parts.store.bind(BindingRecord {
+        let rollout = self.rollout(slot)?;
+        refuse_if_pinned(&rollout, slot)?;
+        let binding = self.parts.store.bind(BindingRecord {
             scope: slot.scope.clone(),
             question: slot.question,
-            name: name.to_owned(),
-            sha256: sha256.to_owned(),
-            config: config.to_owned(),
+            name: new.name,
+            sha256: new.sha256,
+            config: new.config,
+            budget: new.budget,
+            how: new.how,
             generation: 0,
             actor: by.actor.clone(),
             reason: by.reason.clone(),
             at: self.parts.clock.now(),
-        })?)
+        })?;
+        let rollout = rollout.after_binding(&binding);
+        let policy = match &rollout.disabled {
+            None => policy,
+            Some(hold) => Arc::new(Unavailable::disabled(
+                slot,
+                (&binding.name, &binding.sha256),
+                hold,
+            )),
+        };
+        self.swap(|table| {
+            let table = table.with(slot.scope.clone(), slot.question, policy);
+            match rollout.trial {
+                Some(_) => table,
+                None => table.without_trial(&slot.scope, slot.question),
+            }
+        });
+        self.retally(slot);
+        Ok(binding)
     }
 
     /// Puts a changed table in place. Only called while `changing` is held.
-    fn swap(&self, change: impl FnOnce(&PolicyTable) -> PolicyTable) {
+    pub(super) fn swap(&self, change: impl FnOnce(&PolicyTable) -> PolicyTable) {
         let table = change(&self.table.load());
         self.table.store(Arc::new(table));
     }

@@ -1,7 +1,9 @@
 //! Why the desk did not do what it was asked. In every case nothing changed that a request could notice.
 
+use super::PolicySlot;
 use portolan_base::id::NameError;
-use portolan_ports::{PolicyRejection, PolicyReport, StoreError};
+use portolan_decide::rollout::BadBudget;
+use portolan_ports::{HoldRecord, PolicyRejection, PolicyReport, StoreError};
 
 /// Longest configuration of a binding in bytes, as the policy contract says.
 pub(super) const CONFIG_MAX_BYTES: usize = 64 << 10;
@@ -21,9 +23,30 @@ pub enum DeskError {
     /// The configuration is too long.
     #[error("the configuration has {0} bytes, at most {CONFIG_MAX_BYTES} are allowed")]
     ConfigTooLong(usize),
+    /// The budget makes no sense.
+    #[error(transparent)]
+    BadBudget(#[from] BadBudget),
+    /// Somebody pinned the binding.
+    #[error("{slot} is pinned by {}{}; unpin it first", .pin.actor, because(&.pin.reason))]
+    Pinned {
+        /// What is pinned.
+        slot: PolicySlot,
+        /// By whom and why.
+        pin: HoldRecord,
+    },
+    /// It does not fit what is there.
+    #[error("{0}")]
+    Conflict(String),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
+}
+
+fn because(reason: &str) -> String {
+    match reason {
+        "" => String::new(),
+        reason => format!(" ({reason})"),
+    }
 }
 
 impl From<StoreError> for DeskError {

@@ -1,10 +1,14 @@
 //! What is asked of the desk, and what it answers.
 
 use bytes::Bytes;
+use portolan_decide::{Budget, TrialStage};
 use portolan_policy::{QuestionKind, Scope};
 use portolan_ports::{BindingRecord, PolicyReport, VersionRecord};
 use serde::Serialize;
 use std::fmt;
+
+/// Who changes what spent its budget, in the audit log.
+pub(super) const BUDGET: &str = "budget";
 
 /// Whose answer to which question: what at most one policy at a time is bound to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,6 +75,32 @@ pub struct Activation {
     /// The binding's text for `configure`; `None` takes the text this version was last bound with, so that a roll-back
     /// brings back the version as it was.
     pub config: Option<String>,
+    /// What it may cost before the version before it comes back; `None`: whatever it costs.
+    pub budget: Option<Budget>,
+}
+
+/// A stored version to be put on trial.
+#[derive(Clone, Debug)]
+pub struct TrialOrder {
+    /// What it is for.
+    pub slot: PolicySlot,
+    /// SHA-256 of the component, hexadecimal; `None`: the one that is on trial.
+    pub sha256: Option<String>,
+    /// How far it is to go.
+    pub stage: TrialStage,
+    /// The text for `configure`; `None` takes the text it is on trial with, or was last bound with.
+    pub config: Option<String>,
+    /// What it may cost; `None` takes the budget it is on trial with, or the default.
+    pub budget: Option<Budget>,
+}
+
+/// A binding to be brought back.
+#[derive(Clone, Debug)]
+pub struct RollBack {
+    /// What it is for.
+    pub slot: PolicySlot,
+    /// SHA-256 of the component, hexadecimal; `None`: the one before the one in force.
+    pub to: Option<String>,
 }
 
 /// A version that was kept without being made active.

@@ -16,7 +16,7 @@ impl Clock for TickingClock {
     }
 }
 
-fn desk_over(store: &Arc<MemoryStore>) -> PolicyDesk {
+pub(super) fn desk_over(store: &Arc<MemoryStore>) -> PolicyDesk {
     PolicyDesk::new(DeskParts {
         store: Arc::clone(store) as Arc<dyn PolicyStore>,
         loader: Arc::new(FakeLoader),
@@ -25,15 +25,15 @@ fn desk_over(store: &Arc<MemoryStore>) -> PolicyDesk {
     })
 }
 
-fn acme() -> Scope {
+pub(super) fn acme() -> Scope {
     Scope::Tenant(TenantName::new("acme").unwrap())
 }
 
-fn routing() -> PolicySlot {
+pub(super) fn routing() -> PolicySlot {
     PolicySlot::new(acme(), QuestionKind::Routing)
 }
 
-fn upload(slot: PolicySlot, component: &str) -> Upload {
+pub(super) fn upload(slot: PolicySlot, component: &str) -> Upload {
     Upload {
         slot,
         name: "mine".into(),
@@ -42,11 +42,11 @@ fn upload(slot: PolicySlot, component: &str) -> Upload {
     }
 }
 
-fn by() -> By {
+pub(super) fn by() -> By {
     By::new("tess", "because")
 }
 
-fn active(desk: &PolicyDesk, slot: &PolicySlot) -> Option<String> {
+pub(super) fn active(desk: &PolicyDesk, slot: &PolicySlot) -> Option<String> {
     desk.table()
         .get(&slot.scope, slot.question)
         .map(|policy| policy.descriptor().version.clone())
@@ -157,6 +157,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
         slot: routing(),
         sha256: second.version.sha256.clone(),
         config: None,
+        budget: None,
     };
     assert_eq!(desk.activate(activation, &by()).unwrap().generation, 2);
     assert_eq!(active(&desk, &routing()), Some(second.version.sha256.clone()));
@@ -165,6 +166,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
         slot: routing(),
         sha256: first.version.sha256.clone(),
         config: None,
+        budget: None,
     };
     let back = desk
         .activate(back, &By::new("tess", "worse than before"))
@@ -188,6 +190,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
         slot: foreign,
         sha256: second.version.sha256,
         config: None,
+        budget: None,
     };
     assert!(matches!(
         desk.activate(stolen, &by()),
@@ -221,7 +224,14 @@ fn a_binding_that_cannot_be_restored_faults_and_does_not_open_what_it_closed() {
         .push(upload(residency.clone(), "ok:2"), &by())
         .unwrap()
         .version;
-    desk.bind(&residency, ("mine", &version.sha256, "bad"), &by())
+    store
+        .bind(BindingRecord {
+            config: "bad".into(),
+            scope: residency.scope.clone(),
+            question: residency.question,
+            sha256: version.sha256,
+            ..good.binding.clone()
+        })
         .unwrap();
 
     let restored = desk.restore().unwrap();

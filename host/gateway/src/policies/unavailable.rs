@@ -1,7 +1,8 @@
-//! Stands in for a bound policy that could not be loaded.
+//! Stands in for a bound policy that could not be loaded, or that somebody disabled.
 
+use super::PolicySlot;
 use portolan_policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource, Scope};
-use portolan_ports::BindingRecord;
+use portolan_ports::HoldRecord;
 
 /// Answers every call with [`PolicyFault::Unavailable`]. Leaving the policy out instead would open what a residency
 /// policy closes; with this in its place the question's fallback applies, and every path record says why.
@@ -11,17 +12,22 @@ pub(super) struct Unavailable {
 }
 
 impl Unavailable {
-    pub(super) fn new(binding: &BindingRecord, reason: String) -> Self {
+    pub(super) fn new(slot: &PolicySlot, (name, version): (&str, &str), reason: String) -> Self {
         let descriptor = PolicyDescriptor {
-            question: binding.question,
-            name: binding.name.clone(),
-            version: binding.sha256.clone(),
-            source: match binding.scope {
+            question: slot.question,
+            name: name.to_owned(),
+            version: version.to_owned(),
+            source: match slot.scope {
                 Scope::Platform => PolicySource::Platform,
                 Scope::Tenant(_) => PolicySource::Tenant,
             },
         };
         Self { descriptor, reason }
+    }
+
+    pub(super) fn disabled(slot: &PolicySlot, who: (&str, &str), hold: &HoldRecord) -> Self {
+        let reason = format!("disabled by {}: {}", hold.actor, hold.reason);
+        Self::new(slot, who, reason)
     }
 }
 

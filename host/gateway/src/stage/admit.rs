@@ -4,6 +4,7 @@ use super::journey::{Journey, millis_between};
 use crate::accepted::Accepted;
 use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
+use crate::rollout;
 use crate::site::Site;
 use portolan_base::TenantKey;
 use portolan_decide::PathRecord;
@@ -48,7 +49,8 @@ pub(super) fn admit(
         request.model.as_str(),
         version,
     );
-    let policies = site.parts.desk.table().for_tenant(&request.tenant.name);
+    let draw = rollout::draw(&site.parts.secret, &request);
+    let policies = site.parts.desk.table().for_tenant(&request.tenant.name, draw);
     let mut record = blank_record(&request);
     let accept_end = millis_between(request.at, arrived);
     record.stages.push(stage("accept", 0.0, accept_end));
@@ -97,6 +99,7 @@ fn blank_record(request: &Accepted) -> PathRecord {
         labels: request.labels.clone(),
         candidates: Vec::new(),
         policies: Vec::new(),
+        shadows: Vec::new(),
         placements: Vec::new(),
         stages: Vec::new(),
         kv: KvRecord::default(),

@@ -1,6 +1,7 @@
 //! settle: on every exit, cancellation too: release what is held, write the path record, count.
 
 use super::journey::{Fault, Journey};
+use crate::rollout;
 use portolan_ports::InstanceOutcome;
 
 /// Ends a request.
@@ -37,6 +38,7 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         error = record.error, "settled"
     );
     journey.site.metrics.observe(&record);
-    journey.site.records.put(record);
+    journey.site.records.put(record.clone());
     journey.passes.take();
+    rollout::follow_up(&journey.site, &journey.policies.shadows, &record);
 }

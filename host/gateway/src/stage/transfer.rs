@@ -90,6 +90,7 @@ impl Journey {
             tokens,
             held,
             retention: leg.keep_there,
+            draw: self.policies.draw,
         })
     }
 }

@@ -161,6 +161,7 @@ async fn prefill_elsewhere(
         tokens: before.into(),
         held: 0,
         retention: portolan_ports::Retention::Keep,
+        draw: portolan_decide::Draw::default(),
     };
     let arrival = receive(&here, &peer, order, &layout, &clock)
         .await

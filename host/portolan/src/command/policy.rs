@@ -34,6 +34,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
         PolicyCommand::Componentize { file, output } => {
             componentize(&file, &output).map_err(|e| e.as_json(as_json))
         }
+        PolicyCommand::Rollout(command) => super::rollout::run(command, as_json),
         PolicyCommand::Push {
             file,
             slot,
@@ -186,7 +187,7 @@ fn said_of_list(body: &Value) -> Vec<String> {
     out
 }
 
-fn finish(
+pub(super) fn finish(
     reply: Result<crate::client::Reply, Failure>,
     as_json: bool,
     say: &dyn Fn(&Value) -> Vec<String>,
@@ -199,7 +200,7 @@ fn finish(
     Ok(())
 }
 
-fn refused(error: &ClientError) -> Failure {
+pub(super) fn refused(error: &ClientError) -> Failure {
     let mut text = error.to_string();
     if let ClientError::Refused { body, .. } = error {
         let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
@@ -211,11 +212,11 @@ fn refused(error: &ClientError) -> Failure {
     Failure::new(text)
 }
 
-fn client(server: &ServerArgs) -> Client {
+pub(super) fn client(server: &ServerArgs) -> Client {
     Client::new(&server.server, &server.key)
 }
 
-fn path(slot: &SlotArgs) -> String {
+pub(super) fn path(slot: &SlotArgs) -> String {
     format!("/v1/portolan/tenants/{}/policies/{}", slot.tenant, slot.question)
 }
 

@@ -1,8 +1,11 @@
 //! What every test of the store writes.
 
 use portolan_base::{Moment, Random, TenantName};
+use portolan_decide::{Budget, Percent, TrialStage};
 use portolan_policy::QuestionKind;
-use portolan_ports::{BindingRecord, NewVersion, PolicyStore, Scope, TenantRecord, VersionRecord};
+use portolan_ports::{
+    BindingRecord, NewVersion, PolicyStore, Scope, TenantRecord, TrialRecord, VersionRecord,
+};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,7 +48,25 @@ pub(crate) fn binding(version: &VersionRecord, at: u64) -> BindingRecord {
         name: version.name.clone(),
         sha256: version.sha256.clone(),
         config: format!("{{\"at\":{at}}}"),
+        budget: None,
+        how: portolan_ports::BindingChange::Activate,
         generation: 0,
+        actor: "op".into(),
+        reason: "a test".into(),
+        at: Moment(at),
+    }
+}
+
+/// A canary of a version.
+pub(crate) fn trial_of(version: &VersionRecord, at: u64) -> TrialRecord {
+    TrialRecord {
+        name: version.name.clone(),
+        sha256: version.sha256.clone(),
+        config: format!("{{\"at\":{at}}}"),
+        stage: TrialStage::Canary {
+            percent: Percent::try_from(50).unwrap(),
+        },
+        budget: Budget::default(),
         actor: "op".into(),
         reason: "a test".into(),
         at: Moment(at),

@@ -1,21 +1,50 @@
 //! Any sequence of calls leaves the store as it leaves the fake in memory, across restarts.
 
-use crate::harness::{Dice, binding, tenant, version};
+use crate::harness::{Dice, binding, tenant, trial_of, version};
 use portolan_base::{Moment, TenantName};
 use portolan_policy::QuestionKind;
-use portolan_ports::{KeyRecord, MemoryStore, PolicyStore, Principal, Scope, StoreError, VersionRecord};
+use portolan_ports::{
+    HoldRecord, KeyRecord, MemoryStore, PolicyStore, Principal, RolloutChange, RolloutDeed, RolloutRecord,
+    Scope, StoreError, TrialRecord, VersionRecord,
+};
 use portolan_store::SledStore;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Put { scope: u8, question: u8, component: u8 },
-    Bind { scope: u8, question: u8, component: u8 },
-    Unbind { scope: u8, question: u8 },
-    Tenant { name: u8, jurisdiction: u8 },
-    Key { key: u8, tenant: u8 },
-    RetainKey { label: u8, key: u8 },
+    Put {
+        scope: u8,
+        question: u8,
+        component: u8,
+    },
+    Bind {
+        scope: u8,
+        question: u8,
+        component: u8,
+    },
+    Unbind {
+        scope: u8,
+        question: u8,
+    },
+    Rollout {
+        scope: u8,
+        question: u8,
+        trial: Option<u8>,
+        pinned: bool,
+    },
+    Tenant {
+        name: u8,
+        jurisdiction: u8,
+    },
+    Key {
+        key: u8,
+        tenant: u8,
+    },
+    RetainKey {
+        label: u8,
+        key: u8,
+    },
     Restart,
 }
 
@@ -24,6 +53,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Put { scope, question, component }),
         4 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Bind { scope, question, component }),
+        2 => (slot.clone(), prop::option::of(0..4_u8), any::<bool>())
+            .prop_map(|((scope, question), trial, pinned)| Step::Rollout { scope, question, trial, pinned }),
         2 => slot.prop_map(|(scope, question)| Step::Unbind { scope, question }),
         1 => (0..3_u8, 0..3_u8).prop_map(|(name, jurisdiction)| Step::Tenant { name, jurisdiction }),
         1 => (0..3_u8, 0..3_u8).prop_map(|(key, tenant)| Step::Key { key, tenant }),
@@ -87,6 +118,15 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
             .unbind(&scope(s), question(q), "op", "", Moment(at))
             .map(|()| String::new())
             .map_err(shown),
+        Step::Rollout {
+            scope: s,
+            question: q,
+            trial,
+            pinned,
+        } => {
+            let trial = trial.map(|component| trial_of(&record(s, q, component), at));
+            put_rollout(store, (scope(s), question(q)), (trial, pinned), at).map_err(shown)
+        }
         Step::Tenant { name, jurisdiction } => {
             let record = tenant(&format!("t{name}"), &format!("j{jurisdiction}"));
             store
@@ -113,6 +153,33 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
     }
 }
 
+fn put_rollout(
+    store: &dyn PolicyStore,
+    (scope, question): (Scope, QuestionKind),
+    (trial, pinned): (Option<TrialRecord>, bool),
+    at: u64,
+) -> Result<String, StoreError> {
+    let (actor, reason) = ("op".to_owned(), "a test".to_owned());
+    let hold = HoldRecord {
+        actor: actor.clone(),
+        reason: reason.clone(),
+        at: Moment(at),
+    };
+    let deed = RolloutDeed {
+        change: RolloutChange::Canary,
+        subject: format!("{scope}, {question}"),
+        actor,
+        reason,
+        at: Moment(at),
+    };
+    let rollout = RolloutRecord {
+        trial,
+        pinned: pinned.then_some(hold),
+        ..RolloutRecord::plain(scope, question)
+    };
+    store.put_rollout(rollout, deed).map(|()| String::new())
+}
+
 /// Two labels for three keys, so that some keys share one.
 fn label_of(key: u8) -> String {
     format!("k{}", key % 2)
@@ -122,6 +189,7 @@ fn label_of(key: u8) -> String {
 fn everything(store: &dyn PolicyStore) -> Vec<String> {
     let mut seen = vec![
         format!("{:?}", store.bindings()),
+        format!("{:?}", store.rollouts()),
         format!("{:?}", store.tenants()),
         format!("{:?}", store.audit(usize::MAX)),
     ];

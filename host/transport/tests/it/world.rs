@@ -74,6 +74,7 @@ pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
         tokens: vec![seed; tokens].into(),
         held: 0,
         retention: portolan_ports::Retention::Keep,
+        draw: Default::default(),
     }
 }
 

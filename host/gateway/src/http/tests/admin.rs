@@ -167,3 +167,118 @@ async fn a_version_is_named_by_enough_of_its_digits() {
     );
     assert_eq!(app.post(&path, json!({"vresion": "abcdefgh"})).await.status, 400);
 }
+
+async fn store_version(app: &App, component: &'static str) -> String {
+    let stored = put(app, ACME, &format!("{SLOT}?activate=false"), component).await;
+    stored.json()["version"].as_str().unwrap().to_owned()
+}
+
+async fn change(app: &App, word: &str, body: serde_json::Value) -> Reply {
+    app.post(&format!("{SLOT}/{word}"), body).await
+}
+
+#[tokio::test]
+async fn the_life_of_a_version() {
+    let app = App::new();
+    let old = put(&app, ACME, SLOT, "ok:1").await.json()["version"].clone();
+    let new = store_version(&app, "ok:2").await;
+    let shadow = change(&app, "shadow", json!({"version": &new[..8], "reason": "look"})).await;
+    assert_eq!(
+        (shadow.status.as_u16(), &shadow.json()["trial"]["stage"]),
+        (200, &json!("shadow"))
+    );
+    let canary = json!({"percent": 20, "budget": {"window": 50}, "config": "c"});
+    let trial = change(&app, "canary", canary).await.json()["trial"].clone();
+    assert_eq!(
+        (&trial["sha256"], &trial["stage"], &trial["percent"]),
+        (&json!(new), &json!("canary"), &json!(20))
+    );
+    assert_eq!(
+        trial["budget"],
+        json!({"window": 50, "max_fault_permille": 50, "max_micros_p99": null})
+    );
+    let promoted = change(&app, "promote", json!({})).await.json();
+    assert_eq!(
+        (&promoted["sha256"], &promoted["how"]),
+        (&json!(new), &json!("promote"))
+    );
+    assert_eq!(
+        (&promoted["config"], &promoted["generation"]),
+        (&json!("c"), &json!(2))
+    );
+    let back = change(&app, "rollback", json!({"reason": "worse"})).await.json();
+    assert_eq!((&back["sha256"], &back["how"]), (&old, &json!("roll-back")));
+
+    let pinned = change(&app, "pin", json!({"reason": "audit week"})).await;
+    assert_eq!(pinned.json()["pinned"]["reason"], "audit week");
+    let refused = change(&app, "activate", json!({"version": new})).await;
+    assert_eq!(
+        (refused.status.as_u16(), code(&refused).as_str()),
+        (409, "policy_pinned")
+    );
+    let message = refused.json()["error"]["message"].to_string();
+    assert!(
+        message.contains("tenant acme") && message.contains("audit week"),
+        "{message}"
+    );
+    assert_eq!(change(&app, "unpin", json!({})).await.status, 200);
+    assert_eq!(code(&change(&app, "unpin", json!({})).await), "policy_conflict");
+    assert_eq!(change(&app, "disable", json!({})).await.status, 200);
+    let slot = app.get(ACME, SLOT).await.json();
+    assert_eq!(slot["rollout"]["disabled"]["actor"], "tenant acme");
+    assert_eq!(slot["history"].as_array().unwrap().len(), 3);
+    assert_eq!(change(&app, "enable", json!({})).await.status, 200);
+    let missing = change(&app, "withdraw", json!({})).await;
+    assert_eq!(
+        (missing.status.as_u16(), code(&missing).as_str()),
+        (404, "policy_not_found")
+    );
+}
+
+#[tokio::test]
+async fn a_change_that_cannot_be_meant_is_refused() {
+    let app = App::new();
+    let new = store_version(&app, "ok:2").await;
+    for (word, body, status, param) in [
+        ("canary", json!({"version": new}), 400, Some("percent")),
+        (
+            "canary",
+            json!({"version": new, "percent": 0}),
+            400,
+            Some("percent"),
+        ),
+        (
+            "canary",
+            json!({"version": new, "percent": 5, "budget": {"window": 0}}),
+            400,
+            Some("budget"),
+        ),
+        (
+            "shadow",
+            json!({"version": new, "percent": 5}),
+            400,
+            Some("percent"),
+        ),
+        ("pin", json!({"version": new}), 400, Some("version")),
+        ("canary", json!({"versoin": new, "percent": 5}), 400, None),
+        (
+            "canary",
+            json!({"version": "ffffffff", "percent": 5}),
+            404,
+            Some("version"),
+        ),
+        ("canary", json!({"percent": 5}), 404, None),
+        ("explode", json!({}), 404, None),
+    ] {
+        let reply = change(&app, word, body.clone()).await;
+        let got = reply.json()["error"]["param"].as_str().map(str::to_owned);
+        assert_eq!(
+            (reply.status.as_u16(), got.as_deref()),
+            (status, param),
+            "{word} {body}: {reply:?}"
+        );
+    }
+    let theirs = app.post_as(GLOBEX, &format!("{SLOT}/pin"), json!({})).await;
+    assert_eq!(theirs.status, 403);
+    assert!(app.store.rollouts().unwrap().is_empty());
+}

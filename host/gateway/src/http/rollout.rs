@@ -1,0 +1,200 @@
+//! The admin doors of a version's life after its upload: one path a change, all of them `POST` with a JSON body.
+
+use super::admin::{self, ACTIVATION_MAX_BYTES, SlotPath};
+use super::{body, errors};
+use crate::error::{ErrorKind, RequestError};
+use crate::policies::{By, DeskError, PolicyDesk, PolicySlot, RollBack, TrialOrder};
+use crate::site::Site;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use portolan_decide::{Budget, Percent, TrialStage};
+use portolan_ports::{BindingRecord, RolloutRecord};
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+use std::sync::Arc;
+
+type ChangePath = Result<Path<(String, String, String)>, PathRejection>;
+
+/// What can be done to a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Shadow,
+    Canary,
+    Promote,
+    Withdraw,
+    Rollback,
+    Pin,
+    Unpin,
+    Disable,
+    Enable,
+}
+
+impl FromStr for Change {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        Ok(match word {
+            "shadow" => Self::Shadow,
+            "canary" => Self::Canary,
+            "promote" => Self::Promote,
+            "withdraw" => Self::Withdraw,
+            "rollback" => Self::Rollback,
+            "pin" => Self::Pin,
+            "unpin" => Self::Unpin,
+            "disable" => Self::Disable,
+            "enable" => Self::Enable,
+            _ => return Err(()),
+        })
+    }
+}
+
+impl Change {
+    /// The fields it takes beside `reason`.
+    const fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Shadow => &["version", "config", "budget"],
+            Self::Canary => &["version", "config", "budget", "percent"],
+            Self::Rollback => &["version"],
+            Self::Promote | Self::Withdraw | Self::Pin | Self::Unpin | Self::Disable | Self::Enable => &[],
+        }
+    }
+}
+
+/// The body, the same for every change; which fields a change takes is in [`Change::fields`].
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChangeBody {
+    version: Option<String>,
+    percent: Option<u8>,
+    config: Option<String>,
+    budget: Option<Budget>,
+    #[serde(default)]
+    reason: String,
+}
+
+impl ChangeBody {
+    /// A field that the change has no use for is a mistake, and is said so.
+    fn refuse_fields_beyond(&self, change: Change) -> Result<(), RequestError> {
+        let sent = [
+            ("version", self.version.is_some()),
+            ("percent", self.percent.is_some()),
+            ("config", self.config.is_some()),
+            ("budget", self.budget.is_some()),
+        ];
+        match sent
+            .iter()
+            .find(|(field, sent)| *sent && !change.fields().contains(field))
+        {
+            None => Ok(()),
+            Some((field, _)) => {
+                let takes = change.fields().join(", ");
+                let text = format!("{field} has no meaning here; besides reason this takes: [{takes}]");
+                Err(RequestError::bad_field(field, text))
+            }
+        }
+    }
+
+    fn stage(&self, change: Change) -> Result<TrialStage, RequestError> {
+        if change == Change::Shadow {
+            return Ok(TrialStage::Shadow);
+        }
+        let percent = self.percent.ok_or_else(|| {
+            RequestError::bad_field("percent", "a canary needs percent, a whole number from 1 to 100")
+        })?;
+        Percent::try_from(percent)
+            .map(|percent| TrialStage::Canary { percent })
+            .map_err(|error| RequestError::bad_field("percent", error.to_string()))
+    }
+}
+
+/// What a change is answered: the record that it made.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Changed {
+    Binding(Box<BindingRecord>),
+    Rollout(Box<RolloutRecord>),
+}
+
+pub(super) async fn change(
+    State(site): State<Arc<Site>>,
+    path: ChangePath,
+    headers: HeaderMap,
+    order: Body,
+) -> Result<Response, RequestError> {
+    let (tenant, question, word) = errors::path(path)?;
+    let path: SlotPath = Ok(Path((tenant, question)));
+    let (slot, actor) = admin::enter(&site, path, &headers)?;
+    let change = word.parse::<Change>().map_err(|()| {
+        let text = format!("{word:?} is nothing that can be done to a policy");
+        RequestError::new(ErrorKind::NotFound, text).with_code("unknown_change")
+    })?;
+    let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
+    let order = parse(&headers, &order)?;
+    order.refuse_fields_beyond(change)?;
+    let by = By::new(&actor, &order.reason);
+    let done = admin::on_desk(&site, move |desk| apply(desk, slot, change, order, &by));
+    match done.await? {
+        Ok(changed) => Ok(Json(changed?).into_response()),
+        Err(error) => Ok(admin::refusal(error)),
+    }
+}
+
+/// An empty body is an empty order.
+fn parse(headers: &HeaderMap, order: &[u8]) -> Result<ChangeBody, RequestError> {
+    if order.is_empty() {
+        return Ok(ChangeBody::default());
+    }
+    body::expect_json(headers)?;
+    serde_json::from_slice(order).map_err(|error| {
+        let text = format!(
+            "the body must be {{\"version\", \"percent\", \"config\", \"budget\", \"reason\"}}: {error}"
+        );
+        RequestError::new(ErrorKind::BadRequest, text)
+    })
+}
+
+fn apply(
+    desk: &PolicyDesk,
+    slot: PolicySlot,
+    change: Change,
+    order: ChangeBody,
+    by: &By,
+) -> Result<Result<Changed, RequestError>, DeskError> {
+    let version = match &order.version {
+        None => None,
+        Some(asked) => match admin::full_version(&desk.versions(&slot)?, asked) {
+            Ok(sha256) => Some(sha256),
+            Err(error) => return Ok(Err(error)),
+        },
+    };
+    let rollout = |record| Changed::Rollout(Box::new(record));
+    let binding = |record| Changed::Binding(Box::new(record));
+    let changed = match change {
+        Change::Shadow | Change::Canary => {
+            let stage = match order.stage(change) {
+                Ok(stage) => stage,
+                Err(error) => return Ok(Err(error)),
+            };
+            let order = TrialOrder {
+                slot,
+                sha256: version,
+                stage,
+                config: order.config,
+                budget: order.budget,
+            };
+            rollout(desk.try_out(order, by)?)
+        }
+        Change::Promote => binding(desk.promote(&slot, by)?),
+        Change::Withdraw => rollout(desk.withdraw(&slot, by)?),
+        Change::Rollback => binding(desk.roll_back(&RollBack { slot, to: version }, by)?),
+        Change::Pin => rollout(desk.pin(&slot, by)?),
+        Change::Unpin => rollout(desk.unpin(&slot, by)?),
+        Change::Disable => rollout(desk.disable(&slot, by)?),
+        Change::Enable => rollout(desk.enable(&slot, by)?),
+    };
+    Ok(Ok(changed))
+}

@@ -1,0 +1,347 @@
+//! The life of a version after its upload: shadow, canary, promotion; roll-back, pin, and taking a question out of
+//! force. What the store is told is in the table before the call returns.
+
+use super::change::NewBinding;
+use super::order::{BUDGET, RollBack, TrialOrder};
+use super::tally::Breach;
+use super::{By, DeskError, PolicyDesk, PolicySlot, Restored};
+use portolan_decide::{Trial, TrialStage};
+use portolan_ports::{
+    BindingChange, BindingRecord, HoldRecord, RolloutChange, RolloutDeed, RolloutRecord, TrialRecord,
+};
+use std::sync::Arc;
+
+/// What was done about a spent budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforced {
+    /// The version was on trial and is not any more.
+    Withdrawn,
+    /// The version was bound, and the one before it came back.
+    RolledBack,
+}
+
+impl PolicyDesk {
+    /// What is on trial and what is held in one slot.
+    pub fn rollout(&self, slot: &PolicySlot) -> Result<RolloutRecord, DeskError> {
+        Ok(self.parts.store.rollout(&slot.scope, slot.question)?)
+    }
+
+    /// Puts a stored version on trial, or moves the one on trial to another stage.
+    pub fn try_out(&self, order: TrialOrder, by: &By) -> Result<RolloutRecord, DeskError> {
+        let (slot, stage) = (order.slot.clone(), order.stage);
+        let mut trial = self.trial_of(order, by)?;
+        trial.budget.check()?;
+        let policy = self.load_stored(&slot, (&trial.name, &trial.sha256, &trial.config))?;
+        let _changing = self.changing.lock();
+        let rollout = self.rollout(&slot)?;
+        let change = match stage {
+            TrialStage::Shadow => RolloutChange::Shadow,
+            TrialStage::Canary { .. } => {
+                refuse_if_pinned(&rollout, &slot)?;
+                RolloutChange::Canary
+            }
+        };
+        if self.bound(&slot)?.is_some_and(|b| b.sha256 == trial.sha256) {
+            let what = format!(
+                "version {} is bound already; a trial needs another version",
+                trial.sha256
+            );
+            return Err(DeskError::Conflict(what));
+        }
+        trial.at = self.parts.clock.now();
+        let subject = format!("{} {}, {stage}", subject_of(&slot, &trial), trial.config);
+        let rollout = RolloutRecord {
+            trial: Some(trial),
+            ..rollout
+        };
+        self.write(rollout.clone(), (change, subject.trim_end().to_owned()), by)?;
+        if rollout.disabled.is_none() {
+            let (scope, question) = (slot.scope.clone(), slot.question);
+            self.swap(|table| table.with_trial(scope, question, Trial { policy, stage }));
+        }
+        self.retally(&slot);
+        Ok(rollout)
+    }
+
+    /// Binds the version on trial, with its configuration and its budget.
+    pub fn promote(&self, slot: &PolicySlot, by: &By) -> Result<BindingRecord, DeskError> {
+        let trial = self.on_trial(&self.rollout(slot)?, slot)?;
+        let policy = self.load_stored(slot, (&trial.name, &trial.sha256, &trial.config))?;
+        let _changing = self.changing.lock();
+        if self.on_trial(&self.rollout(slot)?, slot)? != trial {
+            return Err(DeskError::Conflict(
+                "the trial changed meanwhile; look again".to_owned(),
+            ));
+        }
+        let new = NewBinding {
+            name: trial.name,
+            sha256: trial.sha256,
+            config: trial.config,
+            budget: Some(trial.budget),
+            how: BindingChange::Promote,
+        };
+        self.bind(slot, (new, policy), by)
+    }
+
+    /// Ends a trial: the bound version, or the fallback, answers everyone.
+    pub fn withdraw(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
+        let _changing = self.changing.lock();
+        self.withdraw_held(slot, by)
+    }
+
+    fn withdraw_held(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
+        let rollout = self.rollout(slot)?;
+        let trial = self.on_trial(&rollout, slot)?;
+        let rollout = RolloutRecord {
+            trial: None,
+            ..rollout
+        };
+        let told = (RolloutChange::Withdraw, subject_of(slot, &trial));
+        self.write(rollout.clone(), told, by)?;
+        self.swap(|table| table.without_trial(&slot.scope, slot.question));
+        self.retally(slot);
+        Ok(rollout)
+    }
+
+    /// Brings back an earlier binding: version, name, configuration and budget.
+    pub fn roll_back(&self, order: &RollBack, by: &By) -> Result<BindingRecord, DeskError> {
+        self.roll_back_from(order, self.bound(&order.slot)?.as_ref(), by)
+    }
+
+    fn roll_back_from(
+        &self,
+        order: &RollBack,
+        bound: Option<&BindingRecord>,
+        by: &By,
+    ) -> Result<BindingRecord, DeskError> {
+        let RollBack { slot, to } = order;
+        let history = self.history(slot)?;
+        let earlier = match to {
+            Some(sha256) => history.iter().rev().find(|binding| binding.sha256 == *sha256),
+            None => before(&history, bound.is_some()),
+        };
+        let earlier = earlier
+            .cloned()
+            .ok_or_else(|| DeskError::NotFound(format!("an earlier binding of {slot} to roll back to")))?;
+        let policy = self.load_stored(slot, (&earlier.name, &earlier.sha256, &earlier.config))?;
+        let _changing = self.changing.lock();
+        if self.bound(slot)?.as_ref() != bound {
+            return Err(DeskError::Conflict(
+                "the binding changed meanwhile; look again".to_owned(),
+            ));
+        }
+        self.bind(slot, (NewBinding::again(earlier), policy), by)
+    }
+
+    /// Holds the binding as it is until it is unpinned. A trial that runs may be withdrawn, not promoted.
+    pub fn pin(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
+        let hold = self.hold(by);
+        self.change_hold(slot, RolloutChange::Pin, by, |rollout| {
+            refuse_if_pinned(rollout, slot)?;
+            rollout.pinned = Some(hold);
+            Ok(())
+        })
+    }
+
+    /// Lets the binding be changed again.
+    pub fn unpin(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
+        self.change_hold(slot, RolloutChange::Unpin, by, |rollout| {
+            let pin = rollout.pinned.take();
+            pin.map(drop)
+                .ok_or_else(|| DeskError::Conflict(format!("{slot} is not pinned")))
+        })
+    }
+
+    /// Takes a question out of force: its fallback answers, as if every call failed, until it is enabled again.
+    pub fn disable(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
+        if self.bound(slot)?.is_none() && self.rollout(slot)?.trial.is_none() {
+            return Err(DeskError::NotFound(format!("a binding or a trial of {slot}")));
+        }
+        let hold = self.hold(by);
+        self.change_hold(slot, RolloutChange::Disable, by, |rollout| {
+            refuse_if_pinned(rollout, slot)?;
+            if rollout.disabled.is_some() {
+                return Err(DeskError::Conflict(format!("{slot} is disabled already")));
+            }
+            rollout.disabled = Some(hold);
+            Ok(())
+        })
+    }
+
+    /// Lets the versions answer again.
+    pub fn enable(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
+        self.change_hold(slot, RolloutChange::Enable, by, |rollout| {
+            refuse_if_pinned(rollout, slot)?;
+            let hold = rollout.disabled.take();
+            hold.map(drop)
+                .ok_or_else(|| DeskError::Conflict(format!("{slot} is not disabled")))
+        })
+    }
+
+    /// Takes a version whose budget is spent out of force, unless somebody did meanwhile. `None`: there was nothing to
+    /// do, or nothing may be done since the binding is pinned or has none before it.
+    pub fn enforce(&self, breach: &Breach) -> Result<Option<Enforced>, DeskError> {
+        let Breach { slot, version, spent } = breach;
+        let by = By::new(BUDGET, &spent.to_string());
+        {
+            let _changing = self.changing.lock();
+            let trial = self.rollout(slot)?.trial;
+            if trial.is_some_and(|trial| trial.sha256 == *version) {
+                self.withdraw_held(slot, &by)?;
+                tracing::warn!(%slot, version, %spent, "the trial of a policy was withdrawn: its budget is spent");
+                return Ok(Some(Enforced::Withdrawn));
+            }
+        }
+        let Some(bound) = self.bound(slot)?.filter(|bound| bound.sha256 == *version) else {
+            return Ok(None);
+        };
+        let order = RollBack {
+            slot: slot.clone(),
+            to: None,
+        };
+        match self.roll_back_from(&order, Some(&bound), &by) {
+            Ok(back) => {
+                let to = back.sha256;
+                tracing::warn!(%slot, version, to, %spent, "a policy was rolled back: its budget is spent");
+                Ok(Some(Enforced::RolledBack))
+            }
+            Err(error @ (DeskError::Pinned { .. } | DeskError::NotFound(_) | DeskError::Conflict(_))) => {
+                tracing::warn!(%slot, version, %spent, %error, "the budget of a policy is spent, and it stays bound");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The binding in force.
+    pub(super) fn bound(&self, slot: &PolicySlot) -> Result<Option<BindingRecord>, DeskError> {
+        let mut bindings = self.parts.store.bindings()?.into_iter();
+        Ok(bindings.find(|b| b.scope == slot.scope && b.question == slot.question))
+    }
+
+    /// The trial that an order describes. What it leaves out is taken from the trial that runs, when that is of the
+    /// same version, then from the version's last binding.
+    fn trial_of(&self, order: TrialOrder, by: &By) -> Result<TrialRecord, DeskError> {
+        let TrialOrder {
+            slot,
+            sha256,
+            stage,
+            config,
+            budget,
+        } = order;
+        let running = self.rollout(&slot)?.trial;
+        let sha256 = match (sha256, &running) {
+            (Some(sha256), _) => sha256,
+            (None, Some(running)) => running.sha256.clone(),
+            (None, None) => return Err(DeskError::NotFound(format!("a version on trial in {slot}"))),
+        };
+        let running = running.filter(|running| running.sha256 == sha256);
+        let (name, last_config) = self.last_known(&slot, &sha256)?;
+        let config = config.or_else(|| running.as_ref().map(|running| running.config.clone()));
+        Ok(TrialRecord {
+            name: running.as_ref().map_or(name, |running| running.name.clone()),
+            sha256,
+            config: config.unwrap_or(last_config),
+            stage,
+            budget: budget
+                .or(running.map(|running| running.budget))
+                .unwrap_or_default(),
+            actor: by.actor.clone(),
+            reason: by.reason.clone(),
+            at: self.parts.clock.now(),
+        })
+    }
+
+    fn on_trial(&self, rollout: &RolloutRecord, slot: &PolicySlot) -> Result<TrialRecord, DeskError> {
+        let missing = || DeskError::NotFound(format!("a version on trial in {slot}"));
+        rollout.trial.clone().ok_or_else(missing)
+    }
+
+    fn hold(&self, by: &By) -> HoldRecord {
+        HoldRecord {
+            actor: by.actor.clone(),
+            reason: by.reason.clone(),
+            at: self.parts.clock.now(),
+        }
+    }
+
+    fn change_hold(
+        &self,
+        slot: &PolicySlot,
+        change: RolloutChange,
+        by: &By,
+        set: impl FnOnce(&mut RolloutRecord) -> Result<(), DeskError>,
+    ) -> Result<RolloutRecord, DeskError> {
+        let _changing = self.changing.lock();
+        let mut rollout = self.rollout(slot)?;
+        set(&mut rollout)?;
+        let changes_answers = matches!(change, RolloutChange::Disable | RolloutChange::Enable);
+        // Loaded before the store is told: a change that is acknowledged is in force.
+        let table = if changes_answers {
+            let table = self.table.load();
+            let bound = self.bound(slot)?;
+            Some(self.placed(&table, slot, (bound, &rollout), &mut Restored::default()))
+        } else {
+            None
+        };
+        self.write(rollout.clone(), (change, slot.to_string()), by)?;
+        if let Some(table) = table {
+            self.table.store(Arc::new(table));
+            self.retally(slot);
+        }
+        Ok(rollout)
+    }
+
+    fn write(
+        &self,
+        rollout: RolloutRecord,
+        (change, subject): (RolloutChange, String),
+        by: &By,
+    ) -> Result<(), DeskError> {
+        let deed = RolloutDeed {
+            change,
+            subject,
+            actor: by.actor.clone(),
+            reason: by.reason.clone(),
+            at: self.parts.clock.now(),
+        };
+        Ok(self.parts.store.put_rollout(rollout, deed)?)
+    }
+}
+
+/// Refuses whatever would change who answers while the slot is pinned.
+pub(super) fn refuse_if_pinned(rollout: &RolloutRecord, slot: &PolicySlot) -> Result<(), DeskError> {
+    match &rollout.pinned {
+        None => Ok(()),
+        Some(pin) => Err(DeskError::Pinned {
+            slot: slot.clone(),
+            pin: pin.clone(),
+        }),
+    }
+}
+
+fn subject_of(slot: &PolicySlot, trial: &TrialRecord) -> String {
+    format!("{slot}: {} {}", trial.name, trial.sha256)
+}
+
+/// What a roll-back brings back: the binding under the one in force, as an editor's undo would. A roll-back takes away
+/// what it went back over, so that two of them in a row go two steps, not there and back.
+fn before(history: &[BindingRecord], is_bound: bool) -> Option<&BindingRecord> {
+    let same = |a: &BindingRecord, b: &BindingRecord| a.sha256 == b.sha256 && a.config == b.config;
+    let mut steps: Vec<&BindingRecord> = Vec::new();
+    for binding in history {
+        let known = steps.iter().rposition(|step| same(step, binding));
+        match (binding.how, known) {
+            (BindingChange::RollBack, Some(step)) => steps.truncate(step + 1),
+            _ if steps.last().is_some_and(|last| same(last, binding)) => {}
+            _ => steps.push(binding),
+        }
+    }
+    if is_bound {
+        steps.pop();
+    }
+    steps.pop()
+}
+
+#[cfg(test)]
+mod tests;
