@@ -51,6 +51,53 @@ pub enum LabError {
     },
 }
 
+/// A name that stands for no index.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// The table does not have it.
+    #[error("no {what} is called {name:?}; there are {}", known.join(", "))]
+    Unknown {
+        /// What is named: a site, a model.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// Every name that the table has.
+        known: Vec<String>,
+    },
+    /// The column holds a number, which has no name.
+    #[error("{0:?} is no number; a whole number, or `never`, is expected")]
+    NoNumber(String),
+}
+
+/// Why path records cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The document is no JSON.
+    #[error(transparent)]
+    Document(serde_json::Error),
+    /// A line is no path record.
+    #[error("line {line}: {source}")]
+    Line {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// An entry is no path record.
+    #[error("record {number} ({id}): {source}")]
+    Entry {
+        /// Which entry, from 1.
+        number: usize,
+        /// Its request.
+        id: String,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// `data` is no list.
+    #[error("data: a list of path records is expected")]
+    NoList,
+}
+
 impl LabError {
     pub(crate) fn value(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Value {

@@ -146,7 +146,8 @@ impl Judge<'_> {
         for (site, wanted) in expect.placements.iter().flatten() {
             let key = format!("placements.{site}");
             let index = self.tables.site(site);
-            let index = index.map_err(|problem| LabError::value(format!("expect.{key}"), problem))?;
+            let index =
+                index.map_err(|problem| LabError::value(format!("expect.{key}"), problem.to_string()))?;
             let got = match self.answer {
                 Answer::Residency(placements) => placements.get(index as usize),
                 _ => None,

@@ -1,7 +1,7 @@
 //! The name tables behind the indices. A table that is written out is closed: a name that it lacks is an error. One
 //! that is left out grows as names are met, so that a case needs no tables.
 
-use super::error::LabError;
+use super::error::{LabError, NameError};
 use super::rows::Cell;
 use portolan_policy::{NameTables, SiteEntry};
 use serde::de::value::MapAccessDeserializer;
@@ -136,7 +136,7 @@ impl Tables {
             Some(Cell::Number(index)) => *index,
             Some(Cell::Name(name)) => self
                 .jurisdiction(name)
-                .map_err(|problem| LabError::value("jurisdiction", problem))?,
+                .map_err(|problem| LabError::value("jurisdiction", problem.to_string()))?,
         };
         Ok(SiteEntry {
             name: entry.name.clone(),
@@ -151,23 +151,23 @@ impl Tables {
     }
 
     /// The index of a site.
-    pub fn site(&mut self, name: &str) -> Result<u32, String> {
-        let known = self.names.sites.iter().position(|site| site.name == name);
+    pub fn site(&mut self, name: &str) -> Result<u32, NameError> {
+        let sites = &mut self.names.sites;
+        let known = sites.iter().position(|site| site.name == name);
         if known.is_none() && self.open.sites {
-            self.names.sites.push(unplaced(name));
-            return index(self.names.sites.len() - 1);
+            sites.push(unplaced(name));
+            return Ok(index(sites.len() - 1));
         }
-        known.map_or_else(
-            || {
-                let sites = self.names.sites.iter().map(|site| site.name.as_str());
-                Err(unknown("site", name, sites))
-            },
-            index,
-        )
+        let unknown = || NameError::Unknown {
+            what: "site",
+            name: name.to_owned(),
+            known: sites.iter().map(|site| site.name.clone()).collect(),
+        };
+        known.map(index).ok_or_else(unknown)
     }
 
     /// The index of a jurisdiction.
-    pub fn jurisdiction(&mut self, name: &str) -> Result<u32, String> {
+    pub fn jurisdiction(&mut self, name: &str) -> Result<u32, NameError> {
         look_up(
             "jurisdiction",
             name,
@@ -177,12 +177,12 @@ impl Tables {
     }
 
     /// The index of a model.
-    pub fn model(&mut self, name: &str) -> Result<u32, String> {
+    pub fn model(&mut self, name: &str) -> Result<u32, NameError> {
         look_up("model", name, &mut self.names.models, self.open.models)
     }
 
     /// The index of a user class.
-    pub fn user_class(&mut self, name: &str) -> Result<u32, String> {
+    pub fn user_class(&mut self, name: &str) -> Result<u32, NameError> {
         look_up(
             "user class",
             name,
@@ -211,24 +211,24 @@ fn unplaced(name: &str) -> SiteEntry {
     }
 }
 
-fn look_up(what: &str, name: &str, table: &mut Vec<String>, open: bool) -> Result<u32, String> {
+fn look_up(what: &'static str, name: &str, table: &mut Vec<String>, open: bool) -> Result<u32, NameError> {
     match table.iter().position(|known| known == name) {
-        Some(found) => index(found),
+        Some(found) => Ok(index(found)),
         None if open => {
             table.push(name.to_owned());
-            index(table.len() - 1)
+            Ok(index(table.len() - 1))
         }
-        None => Err(unknown(what, name, table.iter().map(String::as_str))),
+        None => Err(NameError::Unknown {
+            what,
+            name: name.to_owned(),
+            known: table.clone(),
+        }),
     }
 }
 
-fn index(position: usize) -> Result<u32, String> {
-    u32::try_from(position).map_err(|_| "the table is too long".to_owned())
-}
-
-fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let known: Vec<_> = known.collect();
-    format!("no {what} is called {name:?}; there are {}", known.join(", "))
+/// A table that fits into memory as text has fewer than 2^32 names.
+fn index(position: usize) -> u32 {
+    position as u32
 }
 
 #[cfg(test)]
@@ -244,7 +244,7 @@ mod tests {
         .unwrap();
         let mut tables = Tables::of(&text).unwrap();
         assert_eq!(tables.site("paris"), Ok(1));
-        let error = tables.site("virginia").unwrap_err();
+        let error = tables.site("virginia").unwrap_err().to_string();
         assert!(error.contains("home, paris"), "{error}");
         assert_eq!((tables.jurisdiction("us"), tables.model("m")), (Ok(2), Ok(0)));
         let names = tables.finish();

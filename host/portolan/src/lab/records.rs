@@ -1,6 +1,6 @@
 //! Path records from files: one record, JSON lines, or the body of `GET /v1/portolan/requests`.
 
-use super::error::LabError;
+use super::error::{LabError, RecordError};
 use portolan_decide::PathRecord;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<PathRecord>, LabError> {
             })?;
             let found = parse(&text).map_err(|detail| LabError::Parse {
                 path: file.clone(),
-                detail,
+                detail: detail.to_string(),
             })?;
             records.extend(found);
         }
@@ -51,7 +51,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, LabError> {
 }
 
 /// The records of a document; an error says in which line.
-pub fn parse(text: &str) -> Result<Vec<PathRecord>, String> {
+pub fn parse(text: &str) -> Result<Vec<PathRecord>, RecordError> {
     match serde_json::from_str::<Value>(text) {
         Ok(document) => of_document(document),
         Err(whole) => {
@@ -60,10 +60,10 @@ pub fn parse(text: &str) -> Result<Vec<PathRecord>, String> {
                 .enumerate()
                 .filter(|(_, line)| !line.trim().is_empty());
             if lines.clone().count() < 2 {
-                return Err(whole.to_string());
+                return Err(RecordError::Document(whole));
             }
             let record = |(i, line): (usize, &str)| {
-                serde_json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1))
+                serde_json::from_str(line).map_err(|source| RecordError::Line { line: i + 1, source })
             };
             lines.map(record).collect()
         }
@@ -71,12 +71,12 @@ pub fn parse(text: &str) -> Result<Vec<PathRecord>, String> {
 }
 
 /// The records of a list body, of an array, or the one record.
-pub fn of_document(document: Value) -> Result<Vec<PathRecord>, String> {
+pub fn of_document(document: Value) -> Result<Vec<PathRecord>, RecordError> {
     let list = match document {
         Value::Array(list) => list,
         Value::Object(mut keys) if keys.contains_key("data") => match keys.remove("data") {
             Some(Value::Array(list)) => list,
-            _ => return Err("data: a list of path records is expected".to_owned()),
+            _ => return Err(RecordError::NoList),
         },
         one => vec![one],
     };
@@ -85,7 +85,11 @@ pub fn of_document(document: Value) -> Result<Vec<PathRecord>, String> {
             .as_str()
             .unwrap_or("without request_id")
             .to_owned();
-        serde_json::from_value(value).map_err(|e| format!("record {} ({id}): {e}", i + 1))
+        serde_json::from_value(value).map_err(|source| RecordError::Entry {
+            number: i + 1,
+            id,
+            source,
+        })
     };
     list.into_iter().enumerate().map(record).collect()
 }
@@ -137,9 +141,13 @@ mod tests {
     #[test]
     fn errors_say_where() {
         let good = serde_json::to_string(&record("req-1", &[(1, 10)])).unwrap();
-        let error = parse(&format!("{good}\n{{\"request_id\": 1}}\n")).unwrap_err();
+        let error = parse(&format!("{good}\n{{\"request_id\": 1}}\n"))
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("line 2:"), "{error}");
-        let error = parse(&format!("[{good}, {{\"request_id\": \"req-2\"}}]")).unwrap_err();
+        let error = parse(&format!("[{good}, {{\"request_id\": \"req-2\"}}]"))
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("record 2 (req-2): missing field"), "{error}");
         assert!(parse("{").is_err());
     }

@@ -1,6 +1,6 @@
 //! Rows as people write them: columns by their snake_case names, numbers, and names where a column holds an index.
 
-use super::error::LabError;
+use super::error::{LabError, NameError};
 use super::names::Tables;
 use portolan_policy::{CostColumn, GroupColumn, NEVER, RequestColumn, RouteColumn};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
@@ -95,22 +95,25 @@ fn index_of(column: &str, name: &str, tables: &mut Tables) -> Result<u32, LabErr
         "jurisdiction" => tables.jurisdiction(name),
         "model" => tables.model(name),
         "user_class" => tables.user_class(name),
-        "kind" => one_of(name, &["interactive", "batch", "prewarm"]),
+        "kind" => one_of("kind", name, &["interactive", "batch", "prewarm"]),
         "prefill_mode" => one_of(
+            "prefill mode",
             name,
             &["auto", "local_only", "remote_preferred", "remote_required"],
         ),
-        _ => Err(format!(
-            "{name:?} is no number; a whole number, or `never`, is expected"
-        )),
+        _ => Err(NameError::NoNumber(name.to_owned())),
     }
-    .map_err(|problem| LabError::value(column, problem))
+    .map_err(|problem| LabError::value(column, problem.to_string()))
 }
 
-fn one_of(name: &str, words: &[&str]) -> Result<u32, String> {
-    let found = words.iter().position(|word| *word == name);
-    let index = found.and_then(|i| u32::try_from(i).ok());
-    index.ok_or_else(|| format!("{name:?} is none of {}", words.join(", ")))
+fn one_of(what: &'static str, name: &str, words: &[&str]) -> Result<u32, NameError> {
+    let found = (0..).zip(words).find(|(_, word)| **word == name);
+    let unknown = || NameError::Unknown {
+        what,
+        name: name.to_owned(),
+        known: words.iter().map(|word| (*word).to_owned()).collect(),
+    };
+    found.map(|(index, _)| index).ok_or_else(unknown)
 }
 
 impl<'de> Deserialize<'de> for Cell {

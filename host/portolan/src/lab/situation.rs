@@ -1,7 +1,7 @@
 //! Everything one call is made from: as people write it, and as a policy gets it.
 
 use super::cases::Expect;
-use super::error::LabError;
+use super::error::{LabError, NameError};
 use super::names::{NamesText, SiteText, Tables};
 use super::rows::{Cell, NamedRow};
 use portolan_decide::PathRecord;
@@ -258,12 +258,14 @@ fn matrix<C: super::rows::Columns>(
 fn subject(text: Option<&SubjectText>, request: &[u32], tables: &mut Tables) -> Result<Subject, LabError> {
     let of_request = of_request(&RequestView(request).to_row());
     let Some(text) = text else { return Ok(of_request) };
-    let mut index = |key, cell: &Option<Cell>, look_up: fn(&mut Tables, &str) -> Result<u32, String>| {
+    let mut index = |key, cell: &Option<Cell>, look_up: fn(&mut Tables, &str) -> Result<u32, NameError>| {
         let found = cell.as_ref().map(|cell| match cell {
             Cell::Number(index) => Ok(*index),
             Cell::Name(name) => look_up(tables, name),
         });
-        found.transpose().map_err(|problem| LabError::value(key, problem))
+        found
+            .transpose()
+            .map_err(|problem| LabError::value(key, problem.to_string()))
     };
     let jurisdiction = index("data_jurisdiction", &text.data_jurisdiction, Tables::jurisdiction)?;
     let class = index("data_class", &text.data_class, Tables::user_class)?;
