@@ -1,13 +1,13 @@
 //! Every shipped component gives the very answers of the built-in policy of its name, for any input.
 
 use portolan_base::{Clock, Moment};
-use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState};
+use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig, MemoryState};
 use portolan_policy::builtin::{self, BUILT_IN};
 use portolan_policy::{
     Answer, Call, Dependency, Event, Matrix, ModelChange, NameTables, Policy, Pressure, Purpose, Question,
     QuestionKind, Scope, SiteEntry, Subject,
 };
-use portolan_ports::{Binding, PolicyLoader};
+use portolan_ports::{Binding, PolicyLoader, Reuse};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ fn unusual_config(name: &str) -> &'static str {
     }
 }
 
-fn names() -> NameTables {
+pub(crate) fn names() -> NameTables {
     let site = |name: &str, jurisdiction| SiteEntry {
         name: name.into(),
         region: "r".into(),
@@ -73,7 +73,7 @@ fn component(name: &str) -> Vec<u8> {
         .unwrap_or_else(|error| panic!("{}: {error}; run `make plugins` first", path.display()))
 }
 
-fn loader() -> ComponentLoader {
+pub(crate) fn loader() -> ComponentLoader {
     // Generous in waiting, since other tests run at the same time; the real limits in fuel and space.
     let limits = Limits {
         pool_instances: 64,
@@ -87,24 +87,25 @@ fn loader() -> ComponentLoader {
         limits,
         key: ArtefactKey::from_bytes([7; 32]),
         state,
+        compilation: Compilation::InProcess,
     };
     ComponentLoader::new(config, Arc::new(Midnight)).expect("the engine starts")
 }
 
 /// What is asked, owned.
 #[derive(Clone, Debug)]
-struct Inputs {
-    request: Vec<u32>,
-    stride: u32,
-    rows: Vec<u32>,
-    cost_stride: u32,
-    costs: Vec<u32>,
-    event: Event,
-    subject: Subject,
+pub(crate) struct Inputs {
+    pub(crate) request: Vec<u32>,
+    pub(crate) stride: u32,
+    pub(crate) rows: Vec<u32>,
+    pub(crate) cost_stride: u32,
+    pub(crate) costs: Vec<u32>,
+    pub(crate) event: Event,
+    pub(crate) subject: Subject,
 }
 
 impl Inputs {
-    fn question(&self, kind: QuestionKind) -> Question<'_> {
+    pub(crate) fn question(&self, kind: QuestionKind) -> Question<'_> {
         let rows = Matrix::new(self.stride, &self.rows);
         let request = &self.request;
         match kind {
@@ -169,7 +170,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn inputs() -> impl Strategy<Value = Inputs> {
+pub(crate) fn inputs() -> impl Strategy<Value = Inputs> {
     let subject =
         (cell(), cell(), prop::option::of(cell())).prop_map(|(data_jurisdiction, data_class, from_site)| {
             Subject {
@@ -199,7 +200,7 @@ fn inputs() -> impl Strategy<Value = Inputs> {
         )
 }
 
-fn ask(policy: &dyn Policy, question: Question<'_>) -> Answer {
+pub(crate) fn ask(policy: &dyn Policy, question: Question<'_>) -> Answer {
     let answered = policy.ask(&Call {
         question,
         labels: &BTreeMap::new(),
@@ -219,6 +220,7 @@ fn assert_agree(loader: &ComponentLoader, question: QuestionKind, name: &str, co
         version: loader.check(Some(question), &component(name)).sha256,
         config: config.to_owned(),
         names: Arc::new(names()),
+        reuse: Reuse::default(),
     };
     let guest = loader
         .load(&binding, &component(name), None)
@@ -260,6 +262,7 @@ fn a_component_refuses_a_configuration_with_the_same_words() {
         version: loader.check(None, &component("ttft")).sha256,
         config: r#"{"overlap_permille": 1.5}"#.into(),
         names: Arc::new(names()),
+        reuse: Reuse::default(),
     };
     let refused = loader
         .load(&binding, &component("ttft"), None)

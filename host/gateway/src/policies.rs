@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use portolan_base::Clock;
 use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
-use portolan_ports::{Binding, BindingRecord, PolicyLoader, PolicyReport, PolicyStore, VersionRecord};
+use portolan_ports::{Binding, BindingRecord, PolicyLoader, PolicyReport, PolicyStore, Reuse, VersionRecord};
 use std::fmt;
 use std::sync::Arc;
 
@@ -136,6 +136,7 @@ impl PolicyDesk {
             version: sha256.to_owned(),
             config: config.to_owned(),
             names,
+            reuse: Reuse::default(),
         }
     }
 }

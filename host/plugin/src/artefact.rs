@@ -177,9 +177,14 @@ impl Sealer {
         hasher.finalize()
     }
 
+    /// Whether a sealed artefact is one that this host wrote for this component, with this compiler.
+    pub(crate) fn fits(&self, sha256: &str, sealed: &[u8]) -> bool {
+        self.open(sha256, sealed).is_ok()
+    }
+
     /// Opens a sealed artefact and makes a component of it.
     pub(crate) fn load(&self, engine: &Engine, sha256: &str, sealed: &[u8]) -> Result<Component, Unusable> {
-        deserialize(engine, self.open(sha256, sealed)?).map_err(Unusable::Engine)
+        deserialize(engine, Authentic(self.open(sha256, sealed)?)).map_err(Unusable::Engine)
     }
 }
 
@@ -188,15 +193,26 @@ pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
+/// Compiled code of which it is known who wrote it.
+pub(crate) struct Authentic<'a>(&'a [u8]);
+
+impl<'a> Authentic<'a> {
+    /// What this host's own compile worker wrote into the pipe that the host made for it. Only that process, which
+    /// runs this very program, holds the pipe's other end.
+    pub(crate) fn from_worker(code: &'a [u8]) -> Self {
+        Self(code)
+    }
+}
+
 #[allow(
     unsafe_code,
     reason = "running code compiled earlier is wasmtime's one unsafe entry point"
 )]
-fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
-    // SAFETY: `Component::deserialize` must only see what `Component::serialize` gave. The only caller hands in bytes
-    // whose keyed hash was verified, and only `Sealer::seal` of a host with the same secret key makes such a hash, over
-    // the output of the same compiler with the same settings.
-    unsafe { Component::deserialize(engine, code) }
+pub(crate) fn deserialize(engine: &Engine, code: Authentic<'_>) -> wasmtime::Result<Component> {
+    // SAFETY: `Component::deserialize` must only see what wasmtime serialized. `Authentic` is made in two places: from
+    // bytes whose keyed hash was verified, which only `Sealer::seal` of a host with the same secret key makes, over the
+    // output of the same compiler with the same settings; and from the pipe of a worker that this host started.
+    unsafe { Component::deserialize(engine, code.0) }
 }
 
 #[cfg(test)]

@@ -1,28 +1,53 @@
-//! Compiles components on threads of their own.
+//! Compiles components: two at once at most, each within the budget of its class.
 //!
 //! Cranelift recurses deeply and may panic on hostile input, and its running time has no bound that a component's size
-//! would tell. A thread with a large stack keeps the first two from harming the process, a time limit frees the caller
-//! from the third; the thread itself runs on, and two such threads are the most there are.
+//! would tell. So a host compiles in a process of its own, which can be killed; a tool or a test on a thread.
+
+mod child;
+mod thread;
 
 use crate::check::Remark;
+use crate::limits::{CompileBudget, CompileBudgets, SizeClass};
 use parking_lot::{Condvar, Mutex};
 use sha2::{Digest as _, Sha256};
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-/// Cranelift overflowed the usual 2 MiB in the field; 16 MiB of address space cost nothing until used.
-const STACK_BYTES: usize = 16 << 20;
 /// Components compiled at once: one that takes its whole time must not stop the others.
 const AT_ONCE: usize = 2;
+
+/// Seconds by the clock for each second of processor time: a worker steps back behind everything else on the machine.
+const PATIENCE: u64 = 3;
 
 /// Compiled components that are remembered. An upload is compiled to be checked, then kept, then loaded: the second and
 /// third find the first's. Eight, so that uploads of several tenants at once do not push each other out.
 const REMEMBERED: usize = 8;
+
+/// Where components are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compilation {
+    /// On a thread of this process. A component that takes too long is given up, and its thread runs on: for tools that
+    /// end soon, and for tests.
+    InProcess,
+    /// In a process of its own: this program with the argument `compile-worker`, which must call
+    /// [`compile_worker`](crate::compile_worker).
+    Child(PathBuf),
+}
+
+impl Compilation {
+    /// A child of the program that is running, even when its file was replaced meanwhile.
+    pub fn child_of_this_program() -> std::io::Result<Self> {
+        #[cfg(target_os = "linux")]
+        return Ok(Self::Child(PathBuf::from("/proc/self/exe")));
+        #[cfg(not(target_os = "linux"))]
+        std::env::current_exe().map(Self::Child)
+    }
+}
 
 /// A compiled component and how long that took.
 #[derive(Clone)]
@@ -33,7 +58,8 @@ pub(crate) struct Compiled {
 
 pub(crate) struct Compiler {
     engine: Engine,
-    limit: Duration,
+    compilation: Compilation,
+    budgets: CompileBudgets,
     gate: Arc<Gate>,
     compiled: AtomicU64,
     recent: Mutex<VecDeque<(Digest, Compiled)>>,
@@ -44,37 +70,58 @@ type Digest = [u8; 32];
 
 #[derive(Default)]
 struct Gate {
-    running: Mutex<usize>,
+    running: Mutex<Running>,
     one_less: Condvar,
 }
 
-struct Pass(Arc<Gate>);
+#[derive(Default)]
+struct Running {
+    all: usize,
+    /// Of the medium and large class.
+    sizeable: usize,
+}
+
+/// The right to compile.
+struct Pass {
+    gate: Arc<Gate>,
+    class: SizeClass,
+}
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        *self.0.running.lock() -= 1;
-        self.0.one_less.notify_one();
+        let mut running = self.gate.running.lock();
+        running.all -= 1;
+        running.sizeable -= usize::from(self.class != SizeClass::Compact);
+        drop(running);
+        self.gate.one_less.notify_all();
     }
 }
 
 impl Gate {
-    fn enter(self: &Arc<Self>, until: Instant) -> Option<Pass> {
+    /// Waits for a place. One is always left to compact components, which are compiled in a moment.
+    fn enter(self: &Arc<Self>, class: SizeClass, until: Instant) -> Option<Pass> {
+        let sizeable = usize::from(class != SizeClass::Compact);
         let mut running = self.running.lock();
-        while *running >= AT_ONCE {
+        while running.all >= AT_ONCE || running.sizeable + sizeable >= AT_ONCE {
             if self.one_less.wait_until(&mut running, until).timed_out() {
                 return None;
             }
         }
-        *running += 1;
-        Some(Pass(self.clone()))
+        running.all += 1;
+        running.sizeable += sizeable;
+        Some(Pass {
+            gate: self.clone(),
+            class,
+        })
     }
 }
 
 impl Compiler {
-    pub(crate) fn new(engine: Engine, limit: Duration) -> Self {
+    pub(crate) fn new(engine: Engine, compilation: Compilation, budgets: CompileBudgets) -> Self {
         Self {
             engine,
-            limit,
+            compilation,
+            budgets,
             gate: Arc::default(),
             compiled: AtomicU64::new(0),
             recent: Mutex::default(),
@@ -107,57 +154,73 @@ impl Compiler {
     }
 
     fn compile_anew(&self, component: &[u8]) -> Result<Compiled, Remark> {
-        let begun = Instant::now();
+        let class = SizeClass::of(component.len());
+        let budget = self.budgets.of(class);
         let pass = self
             .gate
-            .enter(begun + self.limit)
-            .ok_or_else(|| self.too_slow("waited to be compiled"))?;
-        let (reply, answer) = sync_channel(1);
-        let (engine, bytes) = (self.engine.clone(), component.to_vec());
-        let work = move || {
-            let _pass = pass;
-            let begun = Instant::now();
-            let compiled = Component::from_binary(&engine, &bytes);
-            // Nobody listens when the caller's time was over.
-            let _ = reply.send(compiled.map(|component| Compiled {
-                component,
-                took: begun.elapsed(),
-            }));
-        };
-        std::thread::Builder::new()
-            .name("policy-compiler".into())
-            .stack_size(STACK_BYTES)
-            .spawn(work)
-            .map_err(|e| remark(format!("no thread to compile on could be started: {e}")))?;
-        match answer.recv_timeout(self.limit) {
-            Ok(Ok(compiled)) => {
-                self.compiled.fetch_add(1, Ordering::Relaxed);
-                Ok(compiled)
+            .enter(class, Instant::now() + patience(budget))
+            .ok_or_else(|| {
+                let waited = format!(
+                    "the component waited {} s for a compiler",
+                    patience(budget).as_secs()
+                );
+                Remark::new(
+                    "compile-time",
+                    waited,
+                    "others are being compiled; try again later",
+                )
+            })?;
+        let compiled = match &self.compilation {
+            Compilation::InProcess => thread::compile(&self.engine, component, budget, pass),
+            Compilation::Child(program) => {
+                let _pass = pass;
+                child::compile(&self.engine, program, component, budget)
             }
-            Ok(Err(error)) => Err(remark(format!("the component could not be compiled: {error:#}"))),
-            Err(RecvTimeoutError::Timeout) => Err(self.too_slow("was still being compiled")),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(remark("the compiler failed on this component".into()))
-            }
-        }
-    }
-
-    fn too_slow(&self, what: &str) -> Remark {
-        Remark::new(
-            "compile-time",
-            format!(
-                "the component {what} after {} s, the most there is",
-                self.limit.as_secs()
-            ),
-            "make it smaller: strip what is not used, lower the inlining",
-        )
+        }?;
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        Ok(compiled)
     }
 }
 
-fn remark(message: String) -> Remark {
+/// How long a compilation may take by the clock.
+fn patience(budget: CompileBudget) -> Duration {
+    Duration::from_secs(budget.cpu_seconds.saturating_mul(PATIENCE))
+}
+
+fn too_slow(budget: CompileBudget) -> Remark {
+    let most = budget.cpu_seconds;
+    Remark::new(
+        "compile-time",
+        format!(
+            "compiling the component takes more than {most} s of processor time, the most there is for its size"
+        ),
+        "make it smaller: strip what is not used, lower the inlining",
+    )
+}
+
+fn not_compiled(message: String) -> Remark {
     Remark::new(
         "not-compiled",
         message,
         "rebuild it with a stable toolchain and without experimental features",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizeable_components_leave_a_place_to_a_compact_one() {
+        let gate = Arc::new(Gate::default());
+        let at_once = Instant::now();
+        let large = gate.enter(SizeClass::Large, at_once).unwrap();
+        assert!(gate.enter(SizeClass::Medium, at_once).is_none());
+        let compact = gate.enter(SizeClass::Compact, at_once).unwrap();
+        assert!(gate.enter(SizeClass::Compact, at_once).is_none());
+        drop(large);
+        let second = gate.enter(SizeClass::Compact, at_once).unwrap();
+        drop((compact, second));
+        assert!(gate.enter(SizeClass::Large, at_once).is_some());
+    }
 }

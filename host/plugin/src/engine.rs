@@ -22,8 +22,9 @@ const GUEST_STACK_BYTES: usize = 256 << 10;
 const TRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
 
 /// Everything younger than WebAssembly 2.0, tail calls excepted (the QuickJS toolchain needs them): what a policy
-/// does not need is not part of its attack surface.
-const UNUSED_FEATURES: [WasmFeatures; 12] = [
+/// does not need is not part of its attack surface. Several memories stay on for the compiler's own adapters between
+/// the parts of a composed component (QuickJS with its stubs); a module that has more than one is refused beforehand.
+const UNUSED_FEATURES: [WasmFeatures; 11] = [
     WasmFeatures::GC,
     WasmFeatures::FUNCTION_REFERENCES,
     WasmFeatures::EXCEPTIONS,
@@ -31,7 +32,6 @@ const UNUSED_FEATURES: [WasmFeatures; 12] = [
     WasmFeatures::THREADS,
     WasmFeatures::SHARED_EVERYTHING_THREADS,
     WasmFeatures::MEMORY64,
-    WasmFeatures::MULTI_MEMORY,
     WasmFeatures::CUSTOM_PAGE_SIZES,
     WasmFeatures::RELAXED_SIMD,
     WasmFeatures::WIDE_ARITHMETIC,
@@ -105,6 +105,13 @@ fn build(limits: &Limits, code_key: &str) -> wasmtime::Result<(Engine, Allocatio
     }
 }
 
+/// An engine that only compiles: no instance pool, no threads. What it compiles runs in an engine of [`Runtime::new`].
+pub(crate) fn compile_only() -> wasmtime::Result<Engine> {
+    let mut config = configuration();
+    config.module_version(ModuleVersionStrategy::Custom(code_key()?))?;
+    Engine::new(&config)
+}
+
 fn configuration() -> Config {
     let mut config = Config::new();
     for feature in UNUSED_FEATURES {
@@ -128,11 +135,12 @@ fn pool(limits: &Limits) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .total_core_instances(instances.saturating_mul(4))
-        .total_memories(instances)
+        // Interpreted instances have up to four, and are few: one kept ready a version.
+        .total_memories(instances.saturating_add(instances / 4))
         .total_tables(instances.saturating_mul(2))
-        .max_memories_per_component(1)
+        .max_memories_per_component(limits.interpreted_memories)
         .max_memories_per_module(1)
-        .max_core_instances_per_component(limits.core_instances)
+        .max_core_instances_per_component(limits.core_instances.max(limits.interpreted_core_instances))
         .max_tables_per_component(limits.tables)
         .max_tables_per_module(2)
         .table_elements(limits.table_elements)

@@ -1,7 +1,8 @@
-//! One instance of a component: made, configured, asked once, thrown away.
+//! One instance of a component: made, configured, asked, thrown away.
 //!
 //! Every instance has a store of its own. A trap poisons the whole store, and a tenant's leftovers must reach nobody,
-//! so an instance answers a single call; making the next one ahead of demand keeps that cheap.
+//! so an instance answers a single call, unless its binding keeps it warm; making the next one ahead of demand keeps
+//! that cheap.
 
 use crate::answer::{self, Checked};
 use crate::bindings::exports::portolan::policy as exports;
@@ -18,6 +19,10 @@ use wasmtime::{Engine, Store};
 /// Component-model handles an instance may hold. The contract has no resources, so any is too many; a few leave room
 /// for what toolchains do inside a component.
 const HANDLES: usize = 256;
+
+/// Calls that an instance kept warm answers: often enough that making the next one is a thousandth of the cost, seldom
+/// enough that what a policy leaves behind goes within a second of heavy traffic.
+const CALLS_OF_A_WARM_INSTANCE: u32 = 1_000;
 
 /// What a stretch of guest code may use.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +80,10 @@ pub(crate) struct Guest {
     store: Store<GuestState>,
     export: Export,
     reads_request: bool,
+    /// Calls it was asked.
+    calls: u32,
+    /// Bytes of memory it had when it was ready.
+    memory_at_start: usize,
 }
 
 /// An instance and what making it cost.
@@ -146,11 +155,14 @@ impl Blueprint {
             ))),
             Ok(Ok(())) => {
                 let fuel = used(&store, budget);
+                let memory_at_start = store.data().limiter.memory();
                 Ok(Made {
                     guest: Guest {
                         store,
                         export,
                         reads_request: self.reads_request,
+                        calls: 0,
+                        memory_at_start,
                     },
                     fuel,
                 })
@@ -206,8 +218,15 @@ impl Guest {
         self.store.data().limiter.memory()
     }
 
-    /// Asks. The instance is gone afterwards.
-    pub(crate) fn ask(mut self, call: &Call<'_>, budget: Budget) -> Told {
+    /// Whether it may answer another call of its binding: it has not answered too many, and its memory has not grown.
+    pub(crate) fn is_reusable(&self) -> bool {
+        self.calls < CALLS_OF_A_WARM_INSTANCE && self.memory() <= self.memory_at_start
+    }
+
+    /// Asks. After a fault the instance must not be asked again.
+    pub(crate) fn ask(&mut self, call: &Call<'_>, budget: Budget) -> Told {
+        self.calls += 1;
+        self.store.data_mut().begin_call();
         if self.reads_request {
             let state = self.store.data_mut();
             state.labels.clone_from(call.labels);

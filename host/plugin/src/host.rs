@@ -3,9 +3,9 @@
 use crate::bindings::Level;
 use crate::limiter::Limiter;
 use crate::log::{LINE_MAX_BYTES, LINES_PER_CALL, LogQuota, tame};
-use crate::state::{Entry, PolicyState, StateSpace};
 use portolan_base::Clock;
 use portolan_policy::QuestionKind;
+use portolan_ports::{Entry, PolicyState, StateSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +51,11 @@ impl GuestState {
             lines: 0,
             _live: live,
         }
+    }
+
+    /// Gives a further call its own ration of log lines.
+    pub(crate) fn begin_call(&mut self) {
+        self.lines = 0;
     }
 
     fn log(&mut self, level: Level, message: &str) {

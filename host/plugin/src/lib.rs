@@ -13,9 +13,9 @@
 //! [`Limits::slow_deadline_ms`], while a thread of the slow lane works; an asynchronous caller hands such calls to a
 //! blocking thread.
 //!
-//! Compiling happens in this process, on threads with a large stack and a time limit. Cranelift is outside of
-//! wasmtime's security promise, so a host that takes components from strangers does better to compile in a process
-//! it can kill.
+//! Cranelift is outside of wasmtime's security promise, so a host that takes components from strangers compiles them in
+//! a process of their own ([`Compilation::Child`]): bounded in processor time and memory, and killed when it overruns.
+//! Its death is a finding about the component.
 //!
 //! [`Policy::ask`]: portolan_policy::Policy::ask
 
@@ -23,6 +23,7 @@ mod answer;
 mod artefact;
 mod bindings;
 mod check;
+mod compile_worker;
 mod compiler;
 mod componentize;
 mod contract;
@@ -38,16 +39,19 @@ mod loader;
 mod log;
 mod probing;
 mod question;
+mod samples;
 mod slots;
-mod state;
 mod stats;
 mod version;
 
 pub use artefact::{ArtefactKey, KeyError};
+pub use compile_worker::compile_worker;
+pub use compiler::Compilation;
 pub use componentize::{ComponentizeError, componentize};
 pub use contract::POLICY_WIT;
 pub use engine::{Allocation, EngineError};
-pub use limits::{FuelBudget, Limits, SizeClass};
+pub use limits::{CompileBudget, CompileBudgets, FuelBudget, Limits, SizeClass};
 pub use loader::{ComponentLoader, LoaderConfig};
-pub use state::{Entry, MemoryState, PolicyState, StateQuota, StateSpace};
+pub use portolan_ports::{Entry, MemoryState, PolicyState, StateQuota, StateSpace};
+pub use samples::Sample;
 pub use stats::{RuntimeStats, VersionKey, VersionStats};

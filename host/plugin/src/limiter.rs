@@ -9,6 +9,7 @@ pub(crate) struct Limiter {
     memory_limit: usize,
     table_limit: usize,
     core_instances: usize,
+    memories: usize,
     tables: usize,
     memory: usize,
     refused: bool,
@@ -19,7 +20,8 @@ impl Limiter {
         Self {
             memory_limit: limits.memory_for(class),
             table_limit: limits.table_elements,
-            core_instances: limits.core_instances as usize,
+            core_instances: limits.core_instances_for(class),
+            memories: limits.memories_for(class),
             tables: limits.tables as usize,
             memory: 0,
             refused: false,
@@ -83,6 +85,6 @@ impl ResourceLimiter for Limiter {
     }
 
     fn memories(&self) -> usize {
-        1
+        self.memories
     }
 }

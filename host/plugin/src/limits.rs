@@ -69,6 +69,54 @@ impl SizeClass {
     }
 }
 
+/// What compiling one component may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompileBudget {
+    /// Seconds of processor time.
+    pub cpu_seconds: u64,
+    /// Bytes of address space of the process that compiles, its own code included.
+    pub address_space_bytes: u64,
+}
+
+/// By class, what compiling may take: a honest component of the class needs a tenth of it or less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompileBudgets {
+    /// Of the compact class.
+    pub compact: CompileBudget,
+    /// Of the medium class.
+    pub medium: CompileBudget,
+    /// Of the large class.
+    pub large: CompileBudget,
+}
+
+impl CompileBudgets {
+    /// The budget of a component of this class.
+    pub const fn of(&self, class: SizeClass) -> CompileBudget {
+        match class {
+            SizeClass::Compact => self.compact,
+            SizeClass::Medium => self.medium,
+            SizeClass::Large => self.large,
+        }
+    }
+}
+
+impl Default for CompileBudgets {
+    /// 5, 60 and 300 seconds; 1, 2 and 4 GiB.
+    fn default() -> Self {
+        let budget = |cpu_seconds, gib: u64| CompileBudget {
+            cpu_seconds,
+            address_space_bytes: gib << 30,
+        };
+        Self {
+            compact: budget(5, 1),
+            medium: budget(60, 2),
+            large: budget(300, 4),
+        }
+    }
+}
+
 /// Everything that bounds a component. All of it is the platform's to set; a component cannot raise any of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -79,7 +127,8 @@ pub struct Limits {
     /// Fuel of a call to a compact component in the slow lane: the same rates, for invalidations that look at
     /// thousands of groups.
     pub slow_call: FuelBudget,
-    /// Fuel of a call to an interpreted component: a QuickJS guest takes about a million for 64 rows.
+    /// Fuel of a call to an interpreted component: a small QuickJS guest takes seven million for 64 routes, most of it
+    /// to make JavaScript numbers of their columns.
     pub interpreted_call: FuelBudget,
     /// Fuel to start and configure an instance on the calling thread: half a millisecond of an empty loop. A version
     /// that needs more is only ever made ahead or in the slow lane.
@@ -105,6 +154,12 @@ pub struct Limits {
     pub table_elements: usize,
     /// Core instances in a component: a component built with imports has three (shim, main, fix-up).
     pub core_instances: u32,
+    /// The same for interpreted components: CPython comes as some forty modules, the interpreter, its extensions and
+    /// the stubs of what it never calls.
+    pub interpreted_core_instances: u32,
+    /// Linear memories of an interpreted component: QuickJS has one for its heap and two empty ones for stubs. Others
+    /// have one.
+    pub interpreted_memories: u32,
     /// Tables in a component.
     pub tables: u32,
     /// Bytes that may cross from the guest in one host call or one answer.
@@ -118,8 +173,8 @@ pub struct Limits {
     pub function_bytes: usize,
     /// Bytes of a binding's configuration.
     pub config_bytes: usize,
-    /// Seconds to wait for the compiler: twice what CPython takes on two slow cores.
-    pub compile_seconds: u64,
+    /// What compiling a component may take.
+    pub compile: CompileBudgets,
     /// Instances that may exist at once in this process.
     pub pool_instances: u32,
     /// Instances kept ready for each compact version; interpreted ones keep one.
@@ -151,7 +206,7 @@ impl Default for Limits {
             },
             interpreted_call: FuelBudget {
                 base: 2_000_000,
-                per_row: 100_000,
+                per_row: 200_000,
                 ceiling: 20_000_000,
             },
             setup_inline_fuel: 400_000,
@@ -164,13 +219,15 @@ impl Default for Limits {
             inline_memory_bytes: 2 << 20,
             table_elements: 10_000,
             core_instances: 16,
+            interpreted_core_instances: 64,
+            interpreted_memories: 4,
             tables: 4,
             hostcall_bytes: 256 << 10,
             input_cells: 512 << 10,
             component_bytes: 24 << 20,
             function_bytes: 512 << 10,
             config_bytes: 64 << 10,
-            compile_seconds: 180,
+            compile: CompileBudgets::default(),
             pool_instances: 512,
             ready_instances: 4,
             inline_calls_per_tenant: 1,
@@ -199,6 +256,22 @@ impl Limits {
         match class {
             SizeClass::Compact | SizeClass::Medium => self.memory_bytes,
             SizeClass::Large => self.large_memory_bytes,
+        }
+    }
+
+    /// The core instances a component of this class may have.
+    pub fn core_instances_for(&self, class: SizeClass) -> usize {
+        match class {
+            SizeClass::Compact => self.core_instances as usize,
+            SizeClass::Medium | SizeClass::Large => self.interpreted_core_instances as usize,
+        }
+    }
+
+    /// The linear memories a component of this class may have.
+    pub fn memories_for(&self, class: SizeClass) -> usize {
+        match class {
+            SizeClass::Compact => 1,
+            SizeClass::Medium | SizeClass::Large => self.interpreted_memories as usize,
         }
     }
 

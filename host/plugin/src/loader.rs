@@ -2,7 +2,7 @@
 
 use crate::artefact::{ArtefactKey, Sealer};
 use crate::check::{self, Remark, Report, kind, structure};
-use crate::compiler::{Compiled, Compiler};
+use crate::compiler::{Compilation, Compiled, Compiler};
 use crate::contract;
 use crate::engine::{EngineError, Runtime};
 use crate::filler::Filler;
@@ -14,15 +14,13 @@ use crate::log::LogQuota;
 use crate::probing;
 use crate::question::Setup;
 use crate::slots::ScopeSlots;
-use crate::state::{PolicyState, StateSpace};
 use crate::stats::{Counted, Counters, Registry, RuntimeStats, bump};
 use crate::version::{Parts, Services, Version};
 use portolan_base::Clock;
 use portolan_policy::{Policy, PolicyDescriptor, PolicySource, QuestionKind, Scope};
-use portolan_ports::{Binding, PolicyLoader, PolicyRejection, PolicyReport};
+use portolan_ports::{Binding, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, StateSpace};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use wasmtime::component::{Component, Linker};
 
 /// What a loader is made of.
@@ -33,6 +31,8 @@ pub struct LoaderConfig {
     pub key: ArtefactKey,
     /// What policies keep between calls.
     pub state: Arc<dyn PolicyState>,
+    /// Where components are compiled.
+    pub compilation: Compilation,
 }
 
 /// Turns components into policies.
@@ -61,7 +61,12 @@ struct Inspected {
 impl ComponentLoader {
     /// Builds the engine, reserves the instance pool and starts the runtime's threads.
     pub fn new(config: LoaderConfig, clock: Arc<dyn Clock>) -> Result<Self, EngineError> {
-        let LoaderConfig { limits, key, state } = config;
+        let LoaderConfig {
+            limits,
+            key,
+            state,
+            compilation,
+        } = config;
         let runtime = Runtime::new(&limits)?;
         let mut linker = Linker::new(&runtime.engine);
         host::link(&mut linker).map_err(EngineError::Engine)?;
@@ -73,10 +78,7 @@ impl ComponentLoader {
         };
         Ok(Self {
             limits,
-            compiler: Compiler::new(
-                runtime.engine.clone(),
-                Duration::from_secs(limits.compile_seconds),
-            ),
+            compiler: Compiler::new(runtime.engine.clone(), compilation, limits.compile),
             sealer: Sealer::new(key, runtime.code_key.clone()),
             runtime,
             linker,
@@ -201,6 +203,7 @@ impl ComponentLoader {
             },
             counters: Counters::new(&self.live),
             slots: self.slots.of(&binding.scope, &self.limits),
+            reuse: binding.reuse,
         }
     }
 
@@ -300,6 +303,10 @@ impl PolicyLoader for ComponentLoader {
             Ok(code) => Ok(self.sealer.seal(report.sha256(), &code)),
             Err(remark) => Err(report.reject(remark)),
         }
+    }
+
+    fn accepts(&self, sha256: &str, compiled: &[u8]) -> bool {
+        self.sealer.fits(sha256, compiled)
     }
 
     fn load(

@@ -7,9 +7,9 @@ use crate::host::{LiveCounters, Tenancy};
 use crate::limits::{Limits, SizeClass};
 use crate::log::LogQuota;
 use crate::question::Setup;
-use crate::state::{MemoryState, StateSpace};
 use portolan_base::Clock;
 use portolan_policy::{Answer, PolicyFault, QuestionKind, Scope};
+use portolan_ports::{MemoryState, StateSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl Subject<'_> {
     }
 
     fn ask(&self, probe: &Probe, config: &str) -> Option<Outcome> {
-        let made = self.make(config, &self.tenancy()).ok()?;
+        let mut made = self.make(config, &self.tenancy()).ok()?;
         let call = probe.call();
         let fuel = self.limits.call_fuel(self.class, call.question.rows());
         let told = made.guest.ask(

@@ -14,6 +14,7 @@ use crate::slots::Slots;
 use crate::stats::{Counted, Counters, VersionKey, bump};
 use parking_lot::Mutex;
 use portolan_policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, Scope};
+use portolan_ports::Reuse;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -39,6 +40,7 @@ pub(crate) struct Parts {
     pub(crate) setup: Setup,
     pub(crate) counters: Counters,
     pub(crate) slots: Arc<Slots>,
+    pub(crate) reuse: Reuse,
 }
 
 pub(crate) struct Version {
@@ -169,13 +171,16 @@ impl Version {
             .make(&parts.tenancy, &parts.counters.live, &parts.setup, budget)
     }
 
-    fn run(&self, guest: Guest, call: &Call<'_>, budget: Budget) -> Answered {
+    fn run(&self, mut guest: Guest, call: &Call<'_>, budget: Budget) -> Answered {
         let Told { result, fuel, memory } = guest.ask(call, budget);
         if let Err(fault) = &result {
             self.note(fault);
         }
         if memory > self.limits().inline_memory_bytes {
             self.slow.store(true, Ordering::Relaxed);
+        }
+        if self.parts.reuse == Reuse::Warm && result.is_ok() && guest.is_reusable() {
+            self.keep_warm(guest);
         }
         Answered {
             result,
@@ -272,6 +277,27 @@ impl Version {
             });
         }
         ready.len() < self.ready_wanted()
+    }
+
+    /// Puts an instance that answered in front, so that the same few answer and the others stay fresh.
+    fn keep_warm(&self, guest: Guest) {
+        let Some(counted) = ReadyCount::take(&self.services) else {
+            return;
+        };
+        let surplus = {
+            let mut ready = self.ready.lock();
+            ready.push_front(Ready {
+                guest,
+                _counted: counted,
+            });
+            // Others may have been made while this one was out.
+            if ready.len() > self.ready_wanted().max(1) {
+                ready.pop_back()
+            } else {
+                None
+            }
+        };
+        drop(surplus);
     }
 
     fn make_ahead(&self) -> bool {

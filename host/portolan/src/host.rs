@@ -13,8 +13,8 @@ use parts::{Shared, derive_secrets};
 use portolan_base::{Clock, Random, SiteName};
 use portolan_fleet::EmbeddedBus;
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
-use portolan_plugin::ArtefactKey;
-use portolan_ports::{PolicyStore, Transport};
+use portolan_plugin::Compilation;
+use portolan_ports::{PolicyState, PolicyStore, Transport};
 use portolan_store::SledStore;
 use portolan_transport::fault_proxy::FaultProxy;
 use std::collections::BTreeMap;
@@ -33,21 +33,31 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts everything in `config`: store, policies, models, engines, links, gateways.
+    /// Starts everything in `config`: store, policies, models, engines, links, gateways. Components are compiled in this
+    /// process.
     pub async fn start(config: Config) -> Result<Self, HostError> {
+        Self::start_compiling(config, Compilation::InProcess).await
+    }
+
+    /// As [`Host::start`], and says where components are compiled.
+    pub async fn start_compiling(config: Config, compilation: Compilation) -> Result<Self, HostError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
         let random: Arc<dyn Random> = Arc::new(OsRandom);
         let topology = config.topology()?;
         let store = Arc::new(SledStore::open(&config.data_dir, random.as_ref())?);
         let secrets = derive_secrets(store.platform_secret());
         parts::record_tenants(&config, store.as_ref(), clock.as_ref())?;
+        let state = parts::open_state(&config, &clock)?;
+        let loader = parts::host_loader(
+            &secrets,
+            Arc::clone(&state) as Arc<dyn PolicyState>,
+            compilation,
+            Arc::clone(&clock),
+        )?;
         let names = Arc::new(topology.names().clone());
         let desk = Arc::new(PolicyDesk::new(DeskParts {
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
-            loader: Arc::new(component_loader(
-                ArtefactKey::from_bytes(secrets.artefacts),
-                Arc::clone(&clock),
-            )?),
+            loader: Arc::new(loader),
             names: Arc::new(move || Arc::clone(&names)),
             clock: Arc::clone(&clock),
         }));
@@ -56,6 +66,7 @@ impl Host {
         let shared = Shared {
             topology,
             store,
+            state,
             desk: Arc::clone(&desk),
             models,
             bus: Arc::new(EmbeddedBus::new()),
@@ -140,6 +151,11 @@ impl Host {
             stopping.spawn(site.stop());
         }
         while stopping.join_next().await.is_some() {}
+        // The last change of a policy's state is written before the process ends.
+        let state = self.shared.state;
+        if let Err(error) = tokio::task::spawn_blocking(move || state.close()).await {
+            tracing::error!(%error, "policy state was not closed");
+        }
     }
 }
 

@@ -9,6 +9,9 @@ pub mod fleet_fake;
 pub mod kvset;
 pub mod loader;
 pub mod loader_fake;
+pub mod state;
+pub mod state_fake;
+pub mod state_values;
 pub mod store;
 pub mod store_fake;
 pub mod text;
@@ -25,8 +28,11 @@ pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Claim, Fleet, InstanceOutcome, OnTheWay};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
-pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
+pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Reuse, Scope, Severity};
 pub use loader_fake::FakeLoader;
+pub use state::{Entry, PolicyState, StateQuota, StateSpace};
+pub use state_fake::MemoryState;
+pub use state_values::{StateValue, StateValues};
 pub use store::{
     AuditRecord, BindingChange, BindingRecord, HoldRecord, KeyRecord, NewVersion, PolicyStore, Principal,
     RolloutChange, RolloutDeed, RolloutRecord, StoreError, TenantRecord, TrialRecord, VersionRecord,

@@ -6,6 +6,18 @@ use std::sync::Arc;
 
 pub use portolan_policy::Scope;
 
+/// Whether an instance of a policy answers more than one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reuse {
+    /// Each call has an instance of its own: nothing is left from the call before.
+    #[default]
+    Fresh,
+    /// An instance is kept for further calls of the same binding, until it traps or has answered many. Faster, and a
+    /// policy can then keep something from call to call, which makes its answers hard to replay.
+    Warm,
+}
+
 /// What a loaded policy is bound to.
 #[derive(Clone, Debug)]
 pub struct Binding {
@@ -21,6 +33,8 @@ pub struct Binding {
     pub config: String,
     /// The tables behind the indices.
     pub names: Arc<NameTables>,
+    /// Whether instances are kept from call to call.
+    pub reuse: Reuse,
 }
 
 /// How bad a finding is.
@@ -80,6 +94,10 @@ pub trait PolicyLoader: Send + Sync {
 
     /// Compiles a checked component to this machine's code, to be kept beside the store.
     fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection>;
+
+    /// Whether `compiled` is an artefact that [`PolicyLoader::load`] would use for the component of this SHA-256. One that
+    /// is not is stale or foreign: what [`PolicyLoader::compile`] gives should be kept in its place.
+    fn accepts(&self, sha256: &str, compiled: &[u8]) -> bool;
 
     /// Makes a component callable. `compiled` is what [`PolicyLoader::compile`] gave earlier, if it is still around;
     /// it is authenticated, and compiled anew when it does not fit this host.

@@ -102,6 +102,11 @@ impl PolicyLoader for FakeLoader {
         Ok([b"compiled ", component].concat())
     }
 
+    fn accepts(&self, sha256: &str, compiled: &[u8]) -> bool {
+        let component = compiled.strip_prefix(b"compiled ");
+        component.is_some_and(|component| hex::encode(Sha256::digest(component)) == sha256)
+    }
+
     fn load(
         &self,
         binding: &Binding,

@@ -6,6 +6,7 @@
 //! db/                         sled: every record, and the audit log
 //! components/<sha256>.wasm    components as they were uploaded, named by their content
 //! artefacts/<sha256>.cwasm    this machine's code for the component of that name
+//! state/                      sled: what policies keep between calls, see [`SledState`]
 //! ```
 //!
 //! Components and artefacts are files because they are large, and because an artefact is mapped into memory. A file is
@@ -40,7 +41,9 @@ mod ledger;
 mod opening;
 mod secret;
 mod slot;
+mod state;
 mod store;
 
 pub use secret::PlatformSecret;
+pub use state::SledState;
 pub use store::SledStore;

@@ -2,7 +2,7 @@
 
 use super::{Remark, kind};
 use crate::host::OFFERED;
-use crate::limits::Limits;
+use crate::limits::{Limits, SizeClass};
 use portolan_policy::QuestionKind;
 use wasmparser::{CanonicalOption, ComponentTypeRef, Parser, Payload, Validator, WasmFeatures};
 
@@ -17,6 +17,7 @@ const NAMESPACE: &str = "portolan:policy/";
 pub(crate) struct Structure {
     imports: Vec<(String, bool)>,
     exports: Vec<String>,
+    bytes: usize,
     memories: usize,
     tables: usize,
     core_instances: usize,
@@ -51,7 +52,10 @@ pub(crate) fn read(component: &[u8]) -> Result<Structure, Remark> {
     Validator::new_with_features(features())
         .validate_all(component)
         .map_err(|e| invalid(&e))?;
-    let mut structure = Structure::default();
+    let mut structure = Structure {
+        bytes: component.len(),
+        ..Structure::default()
+    };
     let mut depth = 0_usize;
     for payload in Parser::new(0).parse_all(component) {
         let payload = payload.map_err(|e| invalid(&e))?;
@@ -211,14 +215,20 @@ impl Structure {
     }
 
     fn measure_remarks(&self, limits: &Limits) -> Vec<Remark> {
+        let class = SizeClass::of(self.bytes);
         let measures = [
-            ("too-many-memories", "memories", self.memories, 1),
+            (
+                "too-many-memories",
+                "memories",
+                self.memories,
+                limits.memories_for(class),
+            ),
             ("too-many-tables", "tables", self.tables, limits.tables as usize),
             (
                 "too-many-instances",
                 "core instances",
                 self.core_instances,
-                limits.core_instances as usize,
+                limits.core_instances_for(class),
             ),
         ];
         let mut remarks: Vec<_> = measures

@@ -4,7 +4,7 @@ use crate::guests::Guest;
 use crate::support::{Routing, assert_echo, binding, eventually, load, loader, tenant};
 use portolan_plugin::{ComponentizeError, componentize};
 use portolan_policy::{Policy, QuestionKind};
-use portolan_ports::PolicyLoader;
+use portolan_ports::{PolicyLoader, Reuse};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -173,4 +173,62 @@ fn componentize_says_what_is_wrong() {
         "{error}"
     );
     assert!(matches!(componentize(b"text"), Err(ComponentizeError::Encode(_))));
+}
+
+/// A router whose instances answer one call and trap in the second.
+fn traps_when_asked_twice() -> Guest {
+    let mut guest = Guest::echo();
+    guest.extra = "(global $asked (mut i32) (i32.const 0))";
+    guest.body = format!(
+        "(global.set $asked (i32.add (global.get $asked) (i32.const 1)))
+         (if (i32.gt_u (global.get $asked) (i32.const 1)) (then (unreachable)))
+         {}",
+        guest.body
+    );
+    guest
+}
+
+#[test]
+fn instances_are_kept_warm_only_when_the_binding_says_so() {
+    let component = traps_when_asked_twice().component();
+    let loader = loader();
+    let mut bound = binding(tenant("t"), QuestionKind::Routing, &component);
+    let question = Routing::new(0, &[3, 1, 2]);
+    let fresh = loader.load(&bound, &component, None).unwrap();
+    for _ in 0..8 {
+        assert!(question.ask(&*fresh).result.is_ok(), "an instance saw two calls");
+    }
+    bound.reuse = Reuse::Warm;
+    let warm = loader.load(&bound, &component, None).unwrap();
+    let results: Vec<bool> = (0..4).map(|_| question.ask(&*warm).result.is_ok()).collect();
+    assert_eq!(
+        results,
+        [true, false, true, false],
+        "the second call of an instance traps, and a trap ends it"
+    );
+}
+
+#[test]
+fn a_warm_instance_ends_after_a_thousand_calls() {
+    let loader = loader();
+    // Its allocator never frees, so it needs room for a thousand calls.
+    let guest = Guest {
+        pages: 16,
+        ..Guest::echo()
+    };
+    let component = guest.component();
+    let mut bound = binding(tenant("t"), QuestionKind::Routing, &component);
+    bound.reuse = Reuse::Warm;
+    let question = Routing::new(0, &[3]);
+    let ask = |policy: &dyn Policy| assert!(question.ask(policy).result.is_ok());
+    let policy = loader.load(&bound, &component, None).unwrap();
+    let made = || {
+        let (_, stats) = loader.stats().versions.pop().unwrap();
+        stats.made_ahead + stats.made_inline
+    };
+    eventually("four instances are ready", || made() == 3);
+    (0..1_000).for_each(|_| ask(&*policy));
+    assert_eq!(made(), 3, "an instance was made although one was warm");
+    ask(&*policy);
+    eventually("another took over, and one was made", || made() >= 4);
 }

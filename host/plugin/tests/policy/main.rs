@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod bad_answers;
 #[cfg(test)]
+mod compiling;
+#[cfg(test)]
 mod contract;
 #[cfg(test)]
 mod cost_of_calls;

@@ -1,12 +1,12 @@
 //! A loader to test with, and the questions put to what it loads.
 
 use portolan_base::{Clock, Moment, TenantName};
-use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState};
+use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig, MemoryState};
 use portolan_policy::{
     Answer, Answered, Call, CostMatrix, CostRow, NameTables, Policy, PolicyFault, Question, QuestionKind,
     RequestRow, RouteMatrix, RouteRow, RoutingDecision, Scope, SiteEntry,
 };
-use portolan_ports::{Binding, PolicyLoader, PolicyRejection};
+use portolan_ports::{Binding, PolicyLoader, PolicyRejection, Reuse};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,10 +34,21 @@ pub(crate) fn patient() -> Limits {
 }
 
 pub(crate) fn loader_with(limits: Limits) -> ComponentLoader {
+    loader_compiling(Compilation::InProcess, limits)
+}
+
+/// A loader that compiles in processes of their own.
+pub(crate) fn loader_with_worker(limits: Limits) -> ComponentLoader {
+    let worker = env!("CARGO_BIN_EXE_portolan-compile-worker");
+    loader_compiling(Compilation::Child(worker.into()), limits)
+}
+
+pub(crate) fn loader_compiling(compilation: Compilation, limits: Limits) -> ComponentLoader {
     let config = LoaderConfig {
         limits,
         key: ArtefactKey::from_bytes([7; 32]),
         state: Arc::new(MemoryState::default()),
+        compilation,
     };
     ComponentLoader::new(config, Arc::new(TestClock::default())).unwrap()
 }
@@ -74,6 +85,7 @@ pub(crate) fn binding(scope: Scope, question: QuestionKind, component: &[u8]) ->
         version: hex::encode(sha2::Sha256::digest(component)),
         config: String::new(),
         names: names(),
+        reuse: Reuse::default(),
     }
 }
 

@@ -9,6 +9,7 @@ use super::logging::{self, LogFormat};
 use super::output::{Failure, line};
 use crate::config::Config;
 use crate::host::Host;
+use portolan_plugin::Compilation;
 use stage_play::Tour;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,8 +31,10 @@ pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
         .tempdir()
         .map_err(Failure::new)?;
     let config = config(args, folder.path())?;
+    let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;
     let runtime = Arc::new(tokio::runtime::Runtime::new().map_err(Failure::new)?);
-    let mut host = runtime.block_on(Host::start(config)).map_err(Failure::new)?;
+    let started = runtime.block_on(Host::start_compiling(config, compilation));
+    let mut host = started.map_err(Failure::new)?;
     let mut tour = Tour::new(&mut host, Arc::clone(&runtime), args.plugins.clone())?;
     scenes::play(&mut tour)?;
     let unkept = tour.close();

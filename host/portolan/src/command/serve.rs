@@ -4,15 +4,17 @@ use super::logging::{self, LogFormat};
 use super::output::{self, Failure, line};
 use crate::config::Config;
 use crate::host::Host;
+use portolan_plugin::Compilation;
 use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(super) fn run(file: &Path, json: bool) -> Result<(), Failure> {
     let config = Config::read(file).map_err(|e| Failure::new(e).as_json(json))?;
     logging::start("info", if json { LogFormat::Json } else { LogFormat::Text });
+    let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
     runtime.block_on(async {
-        let host = Host::start(config).await.map_err(Failure::new)?;
+        let host = Host::start_compiling(config, compilation).await.map_err(Failure::new)?;
         for site in host.sites() {
             if json {
                 output::json(&serde_json::json!({ "site": site.name(), "listen": site.http() }))?;

@@ -5,9 +5,12 @@ use portolan_base::{BitsPerSecond, Clock, ModelName, Random};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
 use portolan_gateway::policies::{DeskError, PolicyDesk};
-use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState, StateQuota};
-use portolan_ports::{Bus, EngineError, KeyRecord, PolicyStore, Principal, StoreError, TenantRecord};
-use portolan_store::{PlatformSecret, SledStore};
+use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
+use portolan_ports::{
+    Bus, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota, StoreError,
+    TenantRecord,
+};
+use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
 use portolan_transport::fault_proxy::{FaultPlan, FaultProxy};
 use std::collections::BTreeMap;
@@ -84,6 +87,7 @@ pub(super) struct Secrets {
 pub(super) struct Shared {
     pub(super) topology: Topology,
     pub(super) store: Arc<SledStore>,
+    pub(super) state: Arc<SledState>,
     pub(super) desk: Arc<PolicyDesk>,
     pub(super) models: BTreeMap<ModelName, Model>,
     pub(super) bus: Arc<dyn Bus>,
@@ -107,7 +111,7 @@ pub(super) fn derive_secrets(secret: &PlatformSecret) -> Secrets {
     }
 }
 
-/// The policy runtime with the default limits.
+/// The policy runtime of a tool: the default limits, state that ends with the process, and compiling in this process.
 pub fn component_loader(
     key: ArtefactKey,
     clock: Arc<dyn Clock>,
@@ -121,15 +125,35 @@ pub fn component_loader_with(
     key: ArtefactKey,
     clock: Arc<dyn Clock>,
 ) -> Result<ComponentLoader, portolan_plugin::EngineError> {
-    let state = Arc::new(MemoryState::new(StateQuota::default()));
-    ComponentLoader::new(
-        LoaderConfig {
-            limits,
-            key,
-            state,
-        },
-        clock,
-    )
+    let config = LoaderConfig {
+        limits,
+        key,
+        state: Arc::new(MemoryState::new(StateQuota::default())),
+        compilation: Compilation::InProcess,
+    };
+    ComponentLoader::new(config, clock)
+}
+
+/// The policy runtime of a host.
+pub(super) fn host_loader(
+    secrets: &Secrets,
+    state: Arc<dyn PolicyState>,
+    compilation: Compilation,
+    clock: Arc<dyn Clock>,
+) -> Result<ComponentLoader, portolan_plugin::EngineError> {
+    let config = LoaderConfig {
+        limits: Limits::default(),
+        key: ArtefactKey::from_bytes(secrets.artefacts),
+        state,
+        compilation,
+    };
+    ComponentLoader::new(config, clock)
+}
+
+/// What policies keep between calls, beside the store.
+pub(super) fn open_state(config: &Config, clock: &Arc<dyn Clock>) -> Result<Arc<SledState>, StoreError> {
+    let folder = config.data_dir.join("state");
+    SledState::open(&folder, StateQuota::default(), Arc::clone(clock)).map(Arc::new)
 }
 
 /// Brings the store's tenants and keys in line with the configuration; what is there already is left alone, so that a

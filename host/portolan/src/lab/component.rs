@@ -6,7 +6,7 @@ use crate::system::{OsRandom, SystemClock};
 use portolan_base::{Clock, TenantName};
 use portolan_plugin::{ArtefactKey, ComponentLoader, Limits};
 use portolan_policy::{NameTables, Policy, QuestionKind, Scope};
-use portolan_ports::{Binding, PolicyLoader, PolicyRejection, Severity};
+use portolan_ports::{Binding, PolicyLoader, PolicyRejection, Reuse, Severity};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -115,6 +115,7 @@ impl Workshop {
             version: file.sha256.clone(),
             config: config.to_owned(),
             names: Arc::new(names.clone()),
+            reuse: Reuse::default(),
         };
         let loaded = self.loader.load(&binding, &file.bytes, Some(&file.compiled));
         loaded.map_err(|PolicyRejection(mut report)| {
