@@ -9,7 +9,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## What can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits after it
@@ -19,6 +19,11 @@ demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits a
 .PHONY: test
 test: plugins $(MODEL) ## Every test
 	tests/run
+
+.PHONY: test-languages
+test-languages: ## Policies in four languages, made, built and compared; brings the toolchains
+	cargo build --bin portolan
+	tests/languages/run
 
 .PHONY: lint
 lint: ## Formatting and lints

@@ -7,6 +7,9 @@ mod first_light;
 mod guests;
 mod hostile_tenants;
 mod hot_swap;
+/// One guest of each toolchain; `make test-languages`.
+#[path = "../languages/golden.rs"]
+mod languages;
 mod policies_agree;
 mod policy_tools;
 mod residency;

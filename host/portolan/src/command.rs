@@ -1,6 +1,6 @@
 //! What can be typed, and who does it.
 
-mod compile_worker;
+mod authoring;
 mod demo;
 mod generate;
 mod logging;
@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+pub use authoring::NewArgs;
 pub use output::Failure;
 pub use rollout::RolloutCommand;
 pub use policy::{BenchArgs, CallArgs, ReplayArgs, TestArgs};
@@ -42,9 +43,6 @@ pub enum Command {
     },
     /// Run two sites and show what Portolan does, step by step.
     Demo(DemoArgs),
-    /// Compile one component: what a running host starts for itself.
-    #[command(hide = true)]
-    CompileWorker,
     /// Check, upload and activate policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -108,6 +106,14 @@ pub struct ServerArgs {
 /// `policy` commands.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
+    /// Begin a project in one of four languages.
+    New(NewArgs),
+    /// Build a project to a component and check it.
+    Build {
+        /// Folder of the project.
+        #[arg(default_value = ".", value_name = "DIR")]
+        dir: PathBuf,
+    },
     /// Say whether a component can be used, without a server.
     Check {
         /// The component.
@@ -246,7 +252,6 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Serve { config } => serve::run(&config, json),
         Command::Demo(args) => demo::run(&args),
-        Command::CompileWorker => compile_worker::run(),
         Command::Policy(command) => policy::run(command, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),

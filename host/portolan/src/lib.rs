@@ -2,6 +2,7 @@
 //!
 //! The only reader of the system clock and of the operating system's randomness is [`system`].
 
+pub mod authoring;
 pub mod client;
 pub mod command;
 pub mod config;

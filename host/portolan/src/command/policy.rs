@@ -26,6 +26,8 @@ use std::sync::Arc;
 
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
+        PolicyCommand::New(args) => super::authoring::new(args, as_json),
+        PolicyCommand::Build { dir } => super::authoring::build(&dir, as_json),
         PolicyCommand::Check { file, question } => check(&file, question, as_json),
         PolicyCommand::Call(args) => call::run(&args, as_json),
         PolicyCommand::Test(args) => test::run(&args, as_json),
@@ -83,7 +85,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
     }
 }
 
-fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(), Failure> {
+pub(super) fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(), Failure> {
     let component = read(file).map_err(|e| e.as_json(as_json))?;
     let loader = component_loader(ArtefactKey::draw(&OsRandom), Arc::new(SystemClock::start()));
     let report = loader

@@ -1,0 +1,16 @@
+//! Writing policies: projects from templates, and the guest toolchains that make components of them.
+
+mod accessors;
+mod build;
+mod language;
+mod manifest;
+mod scaffold;
+mod sdk;
+mod templates;
+mod toolchain;
+
+pub use build::{BuildError, Built, build};
+pub use language::Language;
+pub use manifest::{MANIFEST, Manifest, ManifestError};
+pub use scaffold::{Scaffold, ScaffoldError};
+pub use toolchain::ToolError;
