@@ -1,13 +1,13 @@
 //! Every shipped component gives the very answers of the built-in policy of its name, for any input.
 
 use portolan_base::{Clock, Moment};
-use portolan_plugin::{ArtefactKey, ComponentLoader, Limits, LoaderConfig, MemoryState};
+use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig, MemoryState};
 use portolan_policy::builtin::{self, BUILT_IN};
 use portolan_policy::{
     Answer, Call, Dependency, Event, Matrix, ModelChange, NameTables, Policy, Pressure, Purpose, Question,
     QuestionKind, Scope, SiteEntry, Subject,
 };
-use portolan_ports::{Binding, PolicyLoader};
+use portolan_ports::{Binding, PolicyLoader, Reuse};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use std::collections::BTreeMap;
@@ -87,6 +87,7 @@ pub(crate) fn loader() -> ComponentLoader {
         limits,
         key: ArtefactKey::from_bytes([7; 32]),
         state,
+        compilation: Compilation::InProcess,
     };
     ComponentLoader::new(config, Arc::new(Midnight)).expect("the engine starts")
 }
@@ -219,6 +220,7 @@ fn assert_agree(loader: &ComponentLoader, question: QuestionKind, name: &str, co
         version: loader.check(Some(question), &component(name)).sha256,
         config: config.to_owned(),
         names: Arc::new(names()),
+        reuse: Reuse::default(),
     };
     let guest = loader
         .load(&binding, &component(name), None)
@@ -260,6 +262,7 @@ fn a_component_refuses_a_configuration_with_the_same_words() {
         version: loader.check(None, &component("ttft")).sha256,
         config: r#"{"overlap_permille": 1.5}"#.into(),
         names: Arc::new(names()),
+        reuse: Reuse::default(),
     };
     let refused = loader
         .load(&binding, &component("ttft"), None)

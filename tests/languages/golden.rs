@@ -10,7 +10,7 @@ use portolan_policy::{
     Answer, CostMatrix, CostRow, Directive, Event, Matrix, NEVER, Placement, QuestionKind, RequestView,
     RouteView, Scope, Subject,
 };
-use portolan_ports::{Binding, PolicyLoader};
+use portolan_ports::{Binding, PolicyLoader, Reuse};
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use sha2::{Digest, Sha256};
@@ -147,6 +147,7 @@ fn assert_agrees(loader: &ComponentLoader, guest: &Path) {
             version: hex::encode(Sha256::digest(&component)),
             config: config.to_owned(),
             names: Arc::new(names()),
+            reuse: Reuse::default(),
         };
         let policy = loader
             .load(&binding, &component, Some(&compiled))
@@ -173,6 +174,7 @@ fn assert_agrees(loader: &ComponentLoader, guest: &Path) {
         version: hex::encode(Sha256::digest(&component)),
         config: r#"{"no_such_setting": 1}"#.into(),
         names: Arc::new(names()),
+        reuse: Reuse::default(),
     };
     let refused = loader.load(&binding, &component, Some(&compiled)).err();
     let refused = refused.unwrap_or_else(|| panic!("{} takes an unknown setting", guest.display()));

@@ -105,6 +105,13 @@ fn build(limits: &Limits, code_key: &str) -> wasmtime::Result<(Engine, Allocatio
     }
 }
 
+/// An engine that only compiles: no instance pool, no threads. What it compiles runs in an engine of [`Runtime::new`].
+pub(crate) fn compile_only() -> wasmtime::Result<Engine> {
+    let mut config = configuration();
+    config.module_version(ModuleVersionStrategy::Custom(code_key()?))?;
+    Engine::new(&config)
+}
+
 fn configuration() -> Config {
     let mut config = Config::new();
     for feature in UNUSED_FEATURES {

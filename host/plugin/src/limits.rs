@@ -69,6 +69,54 @@ impl SizeClass {
     }
 }
 
+/// What compiling one component may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompileBudget {
+    /// Seconds of processor time.
+    pub cpu_seconds: u64,
+    /// Bytes of address space of the process that compiles, its own code included.
+    pub address_space_bytes: u64,
+}
+
+/// By class, what compiling may take: a honest component of the class needs a tenth of it or less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompileBudgets {
+    /// Of the compact class.
+    pub compact: CompileBudget,
+    /// Of the medium class.
+    pub medium: CompileBudget,
+    /// Of the large class.
+    pub large: CompileBudget,
+}
+
+impl CompileBudgets {
+    /// The budget of a component of this class.
+    pub const fn of(&self, class: SizeClass) -> CompileBudget {
+        match class {
+            SizeClass::Compact => self.compact,
+            SizeClass::Medium => self.medium,
+            SizeClass::Large => self.large,
+        }
+    }
+}
+
+impl Default for CompileBudgets {
+    /// 5, 60 and 300 seconds; 1, 2 and 4 GiB.
+    fn default() -> Self {
+        let budget = |cpu_seconds, gib: u64| CompileBudget {
+            cpu_seconds,
+            address_space_bytes: gib << 30,
+        };
+        Self {
+            compact: budget(5, 1),
+            medium: budget(60, 2),
+            large: budget(300, 4),
+        }
+    }
+}
+
 /// Everything that bounds a component. All of it is the platform's to set; a component cannot raise any of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -125,8 +173,8 @@ pub struct Limits {
     pub function_bytes: usize,
     /// Bytes of a binding's configuration.
     pub config_bytes: usize,
-    /// Seconds to wait for the compiler: twice what CPython takes on two slow cores.
-    pub compile_seconds: u64,
+    /// What compiling a component may take.
+    pub compile: CompileBudgets,
     /// Instances that may exist at once in this process.
     pub pool_instances: u32,
     /// Instances kept ready for each compact version; interpreted ones keep one.
@@ -179,7 +227,7 @@ impl Default for Limits {
             component_bytes: 24 << 20,
             function_bytes: 512 << 10,
             config_bytes: 64 << 10,
-            compile_seconds: 180,
+            compile: CompileBudgets::default(),
             pool_instances: 512,
             ready_instances: 4,
             inline_calls_per_tenant: 1,

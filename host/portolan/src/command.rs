@@ -1,5 +1,6 @@
 //! What can be typed, and who does it.
 
+mod compile_worker;
 mod authoring;
 mod demo;
 mod generate;
@@ -43,6 +44,9 @@ pub enum Command {
     },
     /// Run two sites and show what Portolan does, step by step.
     Demo(DemoArgs),
+    /// Compile one component: what a running host starts for itself.
+    #[command(hide = true)]
+    CompileWorker,
     /// Check, upload and activate policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -252,6 +256,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Serve { config } => serve::run(&config, json),
         Command::Demo(args) => demo::run(&args),
+        Command::CompileWorker => compile_worker::run(),
         Command::Policy(command) => policy::run(command, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
