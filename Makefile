@@ -25,6 +25,10 @@ test-languages: ## Policies in four languages, made, built and compared; brings 
 	cargo build --bin portolan
 	tests/languages/run
 
+.PHONY: bench
+bench: plugins ## What a request's decisions cost, as a table
+	PORTOLAN_PLUGINS=$(CURDIR)/$(PLUGINS_DIST) cargo bench --quiet -p portolan-bench
+
 .PHONY: lint
 lint: ## Formatting and lints
 	cargo fmt --all --check

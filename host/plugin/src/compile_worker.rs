@@ -116,11 +116,9 @@ fn confine(budget: CompileBudget) -> io::Result<()> {
     };
     at_most(Resource::Core, 0, 0)?;
     at_most(Resource::Fsize, 0, 0)?;
-    at_most(
-        Resource::As,
-        budget.address_space_bytes,
-        budget.address_space_bytes,
-    )?;
+    // On top of what the program has already: allocators reserve a gigabyte that they never touch.
+    let address_space = budget.address_space_bytes.saturating_add(address_space()?);
+    at_most(Resource::As, address_space, address_space)?;
     // The first limit is a signal that tells why; the second, a second later, cannot be ignored.
     at_most(
         Resource::Cpu,
@@ -132,6 +130,16 @@ fn confine(budget: CompileBudget) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
+}
+
+/// Bytes of address space that this process has.
+fn address_space() -> io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kib = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .and_then(|n| n.parse().ok());
+    Ok(kib.unwrap_or(0_u64).saturating_mul(1024))
 }
 
 fn compile(component: &[u8]) -> Reply {

@@ -75,7 +75,7 @@ impl SizeClass {
 pub struct CompileBudget {
     /// Seconds of processor time.
     pub cpu_seconds: u64,
-    /// Bytes of address space of the process that compiles, its own code included.
+    /// Bytes of address space of the process that compiles, beyond what it has when it starts.
     pub address_space_bytes: u64,
 }
 

@@ -2,6 +2,7 @@
 
 mod compile_worker;
 mod authoring;
+mod compile_worker;
 mod demo;
 mod generate;
 mod logging;
