@@ -1,6 +1,5 @@
 //! What can be typed, and who does it.
 
-mod compile_worker;
 mod authoring;
 mod compile_worker;
 mod demo;
