@@ -1,7 +1,7 @@
 //! Data goes nowhere the residency answer denies, and stays nowhere it is only in transit.
 
 use portolan_base::{InstanceName, ModelName, RequestId, SiteName, TenantName};
-use portolan_gateway::receive::receive;
+use portolan_gateway::receive::{BrokenOff, receive};
 use portolan_ports::{KvOrder, Retention, TransferError};
 use portolan_tests::world::{ACME, ADMIN, MODEL, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
@@ -93,7 +93,12 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         ("mars", "mars"),
     ] {
         match pull(jurisdiction) {
-            Err(TransferError::Refused { detail, .. }) => assert!(detail.contains(phrase), "{detail}"),
+            Err(BrokenOff {
+                error: TransferError::Refused { detail, .. },
+                ..
+            }) => {
+                assert!(detail.contains(phrase), "{detail}");
+            }
             other => panic!("{jurisdiction}: {other:?}"),
         }
     }

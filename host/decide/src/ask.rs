@@ -3,7 +3,8 @@
 use crate::record::{Fallback, PolicyRecord};
 use portolan_base::Clock;
 use portolan_policy::{
-    Answer, Answered, Call, CostColumn, Policy, PolicyFault, Question, QuestionKind, RoutingDecision,
+    Answer, Answered, Call, CostColumn, NEVER, Placement, Policy, PolicyFault, Question, QuestionKind,
+    RoutingDecision,
 };
 use std::collections::BTreeMap;
 
@@ -54,6 +55,7 @@ impl<'a> Asker<'a> {
             micros,
             fuel,
             outcome: fault.map_or("ok", PolicyFault::word).to_owned(),
+            answer: result.as_ref().ok().map(in_short),
             detail: fault.map(ToString::to_string),
         });
         if let Some(fault) = fault {
@@ -77,8 +79,31 @@ impl<'a> Asker<'a> {
             micros,
             fuel: None,
             outcome: "ok".to_owned(),
+            answer: None,
             detail: None,
         });
+    }
+}
+
+/// An answer in a few words.
+fn in_short(answer: &Answer) -> String {
+    match answer {
+        Answer::Residency(placements) => {
+            let allowed = placements.iter().filter(|p| **p != Placement::Denied).count();
+            format!("{allowed} of {} sites allowed", placements.len())
+        }
+        Answer::Cost(_) => "costs".to_owned(),
+        Answer::Routing(RoutingDecision::Scores(scores)) => {
+            let never = scores.iter().filter(|score| **score == NEVER).count();
+            if never == 0 {
+                "scores".to_owned()
+            } else {
+                format!("scores, {never} of {} never", scores.len())
+            }
+        }
+        Answer::Routing(RoutingDecision::Defer(ms)) => format!("deferred by {ms} ms"),
+        Answer::Routing(RoutingDecision::Refuse(reason)) => format!("refused: {reason}"),
+        Answer::Invalidation(directives) => format!("{} directives", directives.len()),
     }
 }
 

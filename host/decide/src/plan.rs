@@ -267,8 +267,8 @@ impl Desk<'_> {
             (0, _) => "no site has one for this model".to_owned(),
             (_, 0) => "none that can decode is ready at the site the request came in".to_owned(),
             _ => format!(
-                "none that can prefill is ready and reachable with prefill_policy {:?}",
-                request.prefill_mode
+                "none that can prefill is ready and reachable with prefill_policy {}",
+                request.prefill_mode.as_str()
             ),
         }
     }

@@ -23,8 +23,11 @@ pub struct PolicyRecord {
     pub fuel: Option<u64>,
     /// `ok`, or the word of the fault that made the host fall back.
     pub outcome: String,
+    /// What was answered, in short: a deferral or a refusal shows here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
     /// The fault in full.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }
 
@@ -170,7 +173,7 @@ pub struct PathRecord {
     pub kv: KvRecord,
     /// Everything that went otherwise than planned.
     pub fallbacks: Vec<Fallback>,
-    /// `running`, `ok`, `cancelled` or `failed`.
+    /// `running`, `ok`, `refused` (by a policy, or for want of a route), `cancelled` or `failed`.
     pub status: String,
     /// What went wrong.
     #[serde(skip_serializing_if = "Option::is_none")]

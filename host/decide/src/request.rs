@@ -33,6 +33,28 @@ impl PrefillMode {
     }
 }
 
+impl PrefillMode {
+    /// The mode of a `prefill-mode` column; `auto` for a value that stands for none.
+    pub const fn of_code(code: u32) -> Self {
+        match code {
+            1 => Self::LocalOnly,
+            2 => Self::RemotePreferred,
+            3 => Self::RemoteRequired,
+            _ => Self::Auto,
+        }
+    }
+
+    /// The word clients use.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::LocalOnly => "local_only",
+            Self::RemotePreferred => "remote_preferred",
+            Self::RemoteRequired => "remote_required",
+        }
+    }
+}
+
 /// Whether someone waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

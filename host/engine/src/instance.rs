@@ -3,6 +3,7 @@
 mod cache;
 mod check;
 mod decode;
+mod fair;
 mod meter;
 mod prefill;
 mod worker;

@@ -35,6 +35,7 @@ pub(crate) struct ModelText {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     token_bytes: Arc<TokenBytes>,
+    longest_token_bytes: usize,
     stop_ids: Vec<u32>,
 }
 
@@ -62,7 +63,11 @@ impl ModelText {
         let mut stop_ids = parts.stop_ids;
         stop_ids.sort_unstable();
         stop_ids.dedup();
+        // As written in the vocabulary a token is at least as long as the bytes it stands for.
+        let written = parts.tokenizer.get_vocab(true);
+        let longest_token_bytes = written.keys().map(String::len).max().unwrap_or(1);
         Ok(Self {
+            longest_token_bytes,
             tokenizer: parts.tokenizer,
             template,
             token_bytes: Arc::new(token_bytes),
@@ -89,6 +94,10 @@ impl TextModel for ModelText {
 
     fn stream(&self) -> Box<dyn TextStream> {
         Box::new(ByteStream::new(Arc::clone(&self.token_bytes)))
+    }
+
+    fn longest_token_bytes(&self) -> usize {
+        self.longest_token_bytes
     }
 
     fn stop_ids(&self) -> &[u32] {

@@ -16,6 +16,7 @@ pub mod errors;
 mod events;
 mod inference;
 mod inspect;
+mod listen;
 mod models;
 mod rollout;
 mod sse;
@@ -31,7 +32,6 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::{get, post, put};
-use axum::serve::ListenerExt;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -76,15 +76,8 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    // Tokens are small and each must leave at once: Nagle's algorithm would hold them for the peer's delayed ACK.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY could not be set");
-        }
-    });
-    axum::serve(listener, router(site))
-        .with_graceful_shutdown(shutdown)
-        .await
+    listen::run(listener, router(site), shutdown).await;
+    Ok(())
 }
 
 async fn health() -> impl IntoResponse {
@@ -99,7 +92,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
         .saturating_sub(site.permits.available_permits());
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
-        site.metrics.render(in_flight),
+        site.metrics.render(in_flight, &site.parts.fleet.view()),
     )
 }
 

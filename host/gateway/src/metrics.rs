@@ -3,12 +3,14 @@
 //! Labels come from the configuration (tenants, models, sites, questions, stages) or from fixed lists of words, so
 //! that no client can make the number of series grow.
 
+mod fleet;
 mod labels;
 
 use crate::error::ErrorKind;
 use crate::policies;
+use fleet::FleetGauges;
 use labels::{Error, Fallback, Policy, Request, Shadow, Stage, Work};
-use portolan_decide::{PathRecord, ShadowRecord};
+use portolan_decide::{FleetView, PathRecord, ShadowRecord};
 use portolan_policy::QuestionKind;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -25,6 +27,7 @@ pub struct Metrics {
     registry: Registry,
     requests: Family<Request, Counter>,
     in_flight: Gauge,
+    fleet: FleetGauges,
     ttft: Histograms<Work>,
     duration: Histograms<Work>,
     stages: Histograms<Stage>,
@@ -48,6 +51,7 @@ impl Metrics {
         let r = &mut registry;
         Self {
             requests: register(r, "requests", "Requests that were settled", Family::default()),
+            fleet: FleetGauges::register(r),
             in_flight: register(
                 r,
                 "requests_in_flight",
@@ -189,8 +193,10 @@ impl Metrics {
         self.errors.get_or_create(&Error::of(kind)).inc();
     }
 
-    /// All values as OpenMetrics text, with the number of requests that are in flight at this moment.
-    pub fn render(&self, in_flight: usize) -> String {
+    /// All values as OpenMetrics text, with the number of requests that are in flight and the fleet as it is at this
+    /// moment.
+    pub fn render(&self, in_flight: usize, fleet: &FleetView) -> String {
+        self.fleet.read(fleet);
         self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
         let mut text = String::new();
         // Writing to a String cannot fail.

@@ -25,7 +25,7 @@ pub use tally::{Breach, Counts};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use portolan_base::Clock;
+use portolan_base::{Clock, TenantName};
 use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{Binding, BindingRecord, PolicyLoader, PolicyReport, PolicyStore, Reuse, VersionRecord};
@@ -85,6 +85,11 @@ impl PolicyDesk {
     /// Says what an upload of `component` would be told, and changes nothing.
     pub fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
         self.parts.loader.check(question, component)
+    }
+
+    /// Whether there is such a tenant.
+    pub fn knows(&self, tenant: &TenantName) -> Result<bool, DeskError> {
+        Ok(self.parts.store.tenant(tenant)?.is_some())
     }
 
     /// Every binding in force.

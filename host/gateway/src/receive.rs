@@ -1,8 +1,8 @@
 //! Orders KV from another site and gathers what comes.
 
 use portolan_base::kv::KvLayout;
-use portolan_base::{Clock, Moment, SiteName};
-use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError, Transport};
+use portolan_base::{Bytes, Clock, Moment, SiteName};
+use portolan_ports::{KvOrder, KvPiece, Pull, PullEvent, PullReport, TransferError, Transport};
 
 /// What arrived.
 #[derive(Debug)]
@@ -15,6 +15,16 @@ pub struct Arrival {
     pub first_piece: Option<Moment>,
 }
 
+/// An order that did not bring its KV, and what had crossed by then: it was paid for all the same.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct BrokenOff {
+    /// Why.
+    pub error: TransferError,
+    /// Payload that had arrived.
+    pub bytes: Bytes,
+}
+
 /// Sends `order` to `peer` and returns when everything has arrived. Dropping the future cancels the work there.
 pub async fn receive(
     transport: &dyn Transport,
@@ -22,16 +32,60 @@ pub async fn receive(
     order: KvOrder,
     layout: &KvLayout,
     clock: &dyn Clock,
-) -> Result<Arrival, TransferError> {
-    let held = order.held;
-    let tokens = u32::try_from(order.tokens.len()).unwrap_or(u32::MAX);
-    let mut pull = transport.pull(peer, order).await?;
-    let mut pieces = Vec::new();
-    let mut first_piece = None;
+) -> Result<Arrival, BrokenOff> {
+    let mut arrival = Arrival {
+        pieces: Vec::new(),
+        report: PullReport::default(),
+        first_piece: None,
+    };
+    let wanted = Wanted {
+        layout,
+        tokens: u32::try_from(order.tokens.len()).unwrap_or(u32::MAX),
+        held: order.held,
+    };
+    match gather(
+        transport.pull(peer, order).await,
+        peer,
+        &wanted,
+        clock,
+        &mut arrival,
+    )
+    .await
+    {
+        Ok(report) => Ok(Arrival { report, ..arrival }),
+        Err(error) => {
+            let bytes = arrival
+                .pieces
+                .iter()
+                .map(|piece| Bytes(piece.bytes.len() as u64))
+                .sum();
+            Err(BrokenOff { error, bytes })
+        }
+    }
+}
+
+/// What the manifest has to announce.
+struct Wanted<'a> {
+    layout: &'a KvLayout,
+    tokens: u32,
+    held: u32,
+}
+
+async fn gather(
+    pull: Result<Pull, TransferError>,
+    peer: &SiteName,
+    wanted: &Wanted<'_>,
+    clock: &dyn Clock,
+    arrival: &mut Arrival,
+) -> Result<PullReport, TransferError> {
+    let mut pull = pull?;
     while let Some(event) = pull.events.recv().await {
         match event? {
             PullEvent::Manifest(manifest) => {
-                if manifest.layout != *layout || manifest.tokens != tokens || manifest.held != held {
+                let fits = manifest.layout == *wanted.layout
+                    && manifest.tokens == wanted.tokens
+                    && manifest.held == wanted.held;
+                if !fits {
                     let detail = format!(
                         "the manifest announces {} tokens of {} version {} beyond {} held",
                         manifest.tokens, manifest.layout.model, manifest.layout.model_version, manifest.held
@@ -43,16 +97,10 @@ pub async fn receive(
                 }
             }
             PullEvent::Piece(piece) => {
-                first_piece.get_or_insert_with(|| clock.now());
-                pieces.push(piece);
+                arrival.first_piece.get_or_insert_with(|| clock.now());
+                arrival.pieces.push(piece);
             }
-            PullEvent::Done(report) => {
-                return Ok(Arrival {
-                    pieces,
-                    report,
-                    first_piece,
-                });
-            }
+            PullEvent::Done(report) => return Ok(report),
         }
     }
     Err(TransferError::LinkDown {

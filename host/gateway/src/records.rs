@@ -1,7 +1,7 @@
 //! The path records of recent requests, kept in memory.
 
 use parking_lot::Mutex;
-use portolan_base::RequestId;
+use portolan_base::{RequestId, TenantName};
 use portolan_decide::PathRecord;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,10 +13,13 @@ pub struct RecordLog {
     inner: Mutex<Inner>,
 }
 
+/// Ids are the clients' own: two tenants may choose the same, and neither learns of the other.
+type Key = (TenantName, RequestId);
+
 #[derive(Debug, Default)]
 struct Inner {
-    by_id: HashMap<RequestId, Arc<PathRecord>>,
-    order: VecDeque<RequestId>,
+    by_key: HashMap<Key, Arc<PathRecord>>,
+    order: VecDeque<Key>,
 }
 
 impl RecordLog {
@@ -28,23 +31,34 @@ impl RecordLog {
         }
     }
 
-    /// Keeps a record; one of the same id is replaced.
+    /// Keeps a record; an earlier one of the same tenant and id is replaced.
     pub fn put(&self, record: PathRecord) {
         let mut inner = self.inner.lock();
-        let id = record.request_id.clone();
-        if inner.by_id.insert(id.clone(), Arc::new(record)).is_none() {
-            inner.order.push_back(id);
+        let key = (record.tenant.clone(), record.request_id.clone());
+        if inner.by_key.insert(key.clone(), Arc::new(record)).is_none() {
+            inner.order.push_back(key);
         }
         while inner.order.len() > self.most {
             if let Some(oldest) = inner.order.pop_front() {
-                inner.by_id.remove(&oldest);
+                inner.by_key.remove(&oldest);
             }
         }
     }
 
-    /// The record of a request.
-    pub fn get(&self, id: &RequestId) -> Option<Arc<PathRecord>> {
-        self.inner.lock().by_id.get(id).cloned()
+    /// The record of a tenant's request.
+    pub fn get(&self, tenant: &TenantName, id: &RequestId) -> Option<Arc<PathRecord>> {
+        self.inner
+            .lock()
+            .by_key
+            .get(&(tenant.clone(), id.clone()))
+            .cloned()
+    }
+
+    /// The newest record of this id, whichever tenant's it is: for the operator.
+    pub fn find(&self, id: &RequestId) -> Option<Arc<PathRecord>> {
+        let inner = self.inner.lock();
+        let key = inner.order.iter().rev().find(|(_, known)| known == id)?;
+        inner.by_key.get(key).cloned()
     }
 
     /// The newest records, newest first.
@@ -55,7 +69,7 @@ impl RecordLog {
             .iter()
             .rev()
             .take(limit)
-            .filter_map(|id| inner.by_id.get(id).cloned())
+            .filter_map(|key| inner.by_key.get(key).cloned())
             .collect()
     }
 }

@@ -28,6 +28,10 @@ pub struct ServedModel {
     pub created: u64,
 }
 
+/// Long prompts cut into tokens at once. Each takes a core and some forty times its own size in memory: two leave the
+/// serving threads their share, and a third would not be done sooner.
+const TOKENISING: usize = 2;
+
 /// What the gateway holds back or gives up on. Each default argues for itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -35,7 +39,8 @@ pub struct Limits {
     pub in_flight: usize,
     /// Requests in flight of one tenant before its own are told to come back: half, so that no tenant can fill a site.
     pub tenant_in_flight: usize,
-    /// Longest request body in bytes. 8 MiB holds a prompt of 128k tokens as text or as ids, twice over.
+    /// Longest request body in bytes. 2 MiB hold a prompt of 128k tokens, as text (0.5 MB) or as ids (0.9 MB), twice
+    /// over.
     pub body_bytes: usize,
     /// Longest a decode instance may take for the first token, and between two.
     pub decode_stall: Duration,
@@ -48,7 +53,7 @@ impl Default for Limits {
         Self {
             in_flight: 512,
             tenant_in_flight: 256,
-            body_bytes: 8 << 20,
+            body_bytes: 2 << 20,
             decode_stall: Duration::from_secs(30),
             records: 10_000,
         }
@@ -95,6 +100,8 @@ pub struct Site {
     pub metrics: Metrics,
     /// Requests in flight by tenant.
     pub tenants: Arc<TenantsInFlight>,
+    /// Long prompts that are cut into tokens at once; further ones wait.
+    pub tokenising: Arc<tokio::sync::Semaphore>,
     /// Requests in flight.
     pub permits: Arc<tokio::sync::Semaphore>,
     /// Requests whose shadows are asked.
@@ -111,6 +118,7 @@ impl Site {
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),
             tenants: TenantsInFlight::new(limits.tenant_in_flight),
+            tokenising: Arc::new(tokio::sync::Semaphore::new(TOKENISING)),
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
             shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),
         })

@@ -57,6 +57,12 @@ async fn run(mut journey: Journey, started: oneshot::Sender<Result<(), RequestEr
         () = cancel.cancelled() => Err(Fault::Cancelled),
         end = journey.travel(&mut started) => end,
     };
+    // An engine that noticed first reports a cancelled job: it is the same end.
+    let end = if cancel.is_cancelled() && end.is_err() {
+        Err(Fault::Cancelled)
+    } else {
+        end
+    };
     settle::settle(&mut journey, &end);
     let Err(fault) = end else { return };
     let error = fault.into_client_error();

@@ -15,6 +15,17 @@ pub enum Placement {
     Resident,
 }
 
+impl Placement {
+    /// The word used in records and in the contract.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::Transient => "transient",
+            Self::Resident => "resident",
+        }
+    }
+}
+
 /// The router's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

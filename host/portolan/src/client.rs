@@ -69,7 +69,7 @@ impl Client {
             .build();
         Self {
             agent: config.new_agent(),
-            server: server.trim_end_matches('/').to_owned(),
+            server: address(server),
             key: key.to_owned(),
         }
     }
@@ -182,6 +182,16 @@ impl Client {
             server: self.server.clone(),
             detail: error.to_string(),
         }
+    }
+}
+
+/// A host's address as typed: `http://` may be left out.
+fn address(typed: &str) -> String {
+    let typed = typed.trim_end_matches('/');
+    if typed.contains("://") {
+        typed.to_owned()
+    } else {
+        format!("http://{typed}")
     }
 }
 

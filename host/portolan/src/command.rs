@@ -18,8 +18,8 @@ use std::process::ExitCode;
 
 pub use authoring::NewArgs;
 pub use output::Failure;
-pub use rollout::RolloutCommand;
 pub use policy::{BenchArgs, CallArgs, ReplayArgs, TestArgs};
+pub use rollout::RolloutCommand;
 
 /// The programmable data and control plane for LLM inference across datacenters.
 #[derive(Debug, Parser)]

@@ -4,6 +4,11 @@ use clap::Parser;
 use portolan::command::{self, Cli};
 use std::process::ExitCode;
 
+/// The system's allocator keeps what each of a hundred threads once freed: after a burst of large requests a host held
+/// 6.7 GB of which 1.3 GB were in use. This one gives memory back.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match command::run(cli) {

@@ -40,6 +40,9 @@ pub trait TextModel: Send + Sync {
     /// Decodes an answer token by token.
     fn stream(&self) -> Box<dyn TextStream>;
 
+    /// Bytes of the longest token: a text of `n` tokens has at most `n` times as many.
+    fn longest_token_bytes(&self) -> usize;
+
     /// Tokens that end an answer.
     fn stop_ids(&self) -> &[u32];
 }

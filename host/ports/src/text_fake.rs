@@ -60,6 +60,10 @@ impl TextModel for FakeText {
         Box::new(ByteStream(Vec::new()))
     }
 
+    fn longest_token_bytes(&self) -> usize {
+        1
+    }
+
     fn stop_ids(&self) -> &[u32] {
         &[FAKE_END]
     }

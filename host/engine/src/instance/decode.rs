@@ -6,6 +6,7 @@ use super::meter::{CountedDecode, Meter};
 use crate::BLOCK_TOKENS;
 use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::network::state::{LayerState, SequenceState};
+use portolan_base::TenantKey;
 use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, Retention};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -47,6 +48,11 @@ impl DecodeRun {
             logits_due,
             _counted: CountedDecode::new(meter),
         }
+    }
+
+    /// Whose turn it is when the job runs.
+    pub(crate) fn tenant(&self) -> TenantKey {
+        self.job.key
     }
 
     /// Whether nobody waits for the answer.

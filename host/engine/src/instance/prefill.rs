@@ -7,7 +7,7 @@ use crate::BLOCK_TOKENS;
 use crate::generate::next_piece;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
-use portolan_base::Tokens;
+use portolan_base::{TenantKey, Tokens};
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport, Retention};
 use std::ops::{ControlFlow, Range};
@@ -59,6 +59,11 @@ impl PrefillRun {
             arrived: Instant::now(),
             running: None,
         }
+    }
+
+    /// Whose turn it is when the job runs.
+    pub(crate) fn tenant(&self) -> TenantKey {
+        self.job.key
     }
 
     /// Whether nobody waits for the result.

@@ -1,11 +1,12 @@
 //! The worker thread: continuous batching by turns. Each turn gives one token to every running sequence, then one
-//! piece to the first prefill in the queue, so neither kind of work starves the other.
+//! piece to one prefill, so neither kind of work starves the other; tenants take turns, so neither does a tenant.
 
 use super::decode::{self, DecodeRun};
+use super::fair::FairQueue;
 use super::prefill::{self, PrefillRun};
 use super::{Shared, stopped};
+use portolan_base::TenantKey;
 use portolan_ports::EngineError;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -24,8 +25,8 @@ pub(crate) enum Job {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     inbox: Receiver<Job>,
-    prefills: VecDeque<PrefillRun>,
-    waiting: VecDeque<DecodeRun>,
+    prefills: FairQueue<PrefillRun>,
+    waiting: FairQueue<DecodeRun>,
     running: Vec<DecodeRun>,
 }
 
@@ -34,8 +35,8 @@ impl Worker {
         Self {
             shared,
             inbox,
-            prefills: VecDeque::new(),
-            waiting: VecDeque::new(),
+            prefills: FairQueue::new(),
+            waiting: FairQueue::new(),
             running: Vec::new(),
         }
     }
@@ -75,30 +76,29 @@ impl Worker {
 
     fn accept(&mut self, job: Job) {
         match job {
-            Job::Prefill(run) => self.prefills.push_back(run),
-            Job::Decode(run) => self.waiting.push_back(run),
+            Job::Prefill(run) => self.prefills.push(run.tenant(), run),
+            Job::Decode(run) => self.waiting.push(run.tenant(), run),
         }
     }
 
     fn drop_cancelled(&mut self) {
-        for _ in 0..self.prefills.len() {
-            let Some(run) = self.prefills.pop_front() else {
-                break;
-            };
-            if run.is_cancelled() {
-                run.finish(Err(EngineError::Cancelled));
-            } else {
-                self.prefills.push_back(run);
-            }
+        for run in self.prefills.take_out(PrefillRun::is_cancelled) {
+            run.finish(Err(EngineError::Cancelled));
         }
-        self.waiting.retain(|run| !run.is_cancelled());
+        self.waiting.take_out(DecodeRun::is_cancelled);
         self.running.retain(|run| !run.is_cancelled());
     }
 
     fn admit(&mut self) {
-        let free = (self.shared.description.decode_slots as usize).saturating_sub(self.running.len());
-        let admitted = self.waiting.len().min(free);
-        self.running.extend(self.waiting.drain(..admitted));
+        let slots = self.shared.description.decode_slots as usize;
+        while self.running.len() < slots {
+            let running = &self.running;
+            let has = |tenant: &TenantKey| running.iter().filter(|run| run.tenant() == *tenant).count();
+            let Some((_, run)) = self.waiting.pop_of_least(has) else {
+                return;
+            };
+            self.running.push(run);
+        }
     }
 
     fn decode_turn(&mut self) {
@@ -115,11 +115,11 @@ impl Worker {
     }
 
     fn prefill_turn(&mut self) {
-        let Some(mut run) = self.prefills.pop_front() else {
+        let Some((tenant, mut run)) = self.prefills.pop() else {
             return;
         };
         match contained(|| run.turn(&self.shared)) {
-            Ok(prefill::Progress::Unfinished) => self.prefills.push_front(run),
+            Ok(prefill::Progress::Unfinished) => self.prefills.put_back(tenant, run),
             Ok(prefill::Progress::Done(report)) => run.finish(Ok(report)),
             Err(error) => {
                 self.note(&error);

@@ -5,17 +5,25 @@ use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
+use std::time::Duration;
 
 /// How much of a body that is too large is read and thrown away, as a multiple of what would have been taken. A
 /// client that is still sending when the connection closes never sees the answer; 16 × 8 MiB covers the honest
 /// mistakes, beyond it the connection is closed.
 const DISCARDED_MULTIPLE: usize = 16;
 
+/// How long a body may pause: what has come of it takes memory meanwhile.
+const BODY_PAUSE: Duration = Duration::from_secs(20);
+
 /// The whole body, at most `most` bytes of it.
 pub(super) async fn read(mut body: Body, most: usize) -> Result<Bytes, RequestError> {
     let mut whole = BytesMut::new();
     let mut seen = 0usize;
-    while let Some(frame) = body.frame().await {
+    loop {
+        let next = tokio::time::timeout(BODY_PAUSE, body.frame())
+            .await
+            .map_err(paused)?;
+        let Some(frame) = next else { break };
         let frame = frame.map_err(|error| {
             RequestError::new(ErrorKind::BadRequest, "the request body ended early").with_detail(error)
         })?;
@@ -35,6 +43,14 @@ pub(super) async fn read(mut body: Body, most: usize) -> Result<Bytes, RequestEr
         return Err(RequestError::new(ErrorKind::TooLarge, message).with_code("request_too_large"));
     }
     Ok(whole.freeze())
+}
+
+fn paused(_: tokio::time::error::Elapsed) -> RequestError {
+    let message = format!(
+        "nothing more of the request body came for {} s",
+        BODY_PAUSE.as_secs()
+    );
+    RequestError::new(ErrorKind::BadRequest, message)
 }
 
 /// Refuses a body that says it is something other than JSON. One that says nothing is tried.

@@ -79,9 +79,9 @@ pub(super) fn describe(response: &mut Response, error: RequestError) {
 pub(super) fn log(id: &str, error: &RequestError) {
     let (kind, message, detail) = (error.kind, error.message.as_str(), error.detail.as_deref());
     if kind == ErrorKind::Internal {
-        tracing::error!(request = id, ?kind, message, detail, "request failed");
+        tracing::error!(request = %id, ?kind, error = ?message, detail = ?detail, "request failed");
     } else {
-        tracing::info!(request = id, ?kind, message, detail, "request refused");
+        tracing::info!(request = %id, ?kind, error = ?message, detail = ?detail, "request refused");
     }
 }
 

@@ -64,12 +64,16 @@ async fn accept_call(site: &Arc<Site>, call: Call) -> Result<Order, RequestError
     if call.body.len() <= LONG_BODY_BYTES {
         return accept(site, &call);
     }
+    // A client that leaves while it waits here costs nothing more.
+    let turn = Arc::clone(&site.tokenising).acquire_owned().await;
     let site = Arc::clone(site);
-    tokio::task::spawn_blocking(move || accept(&site, &call))
-        .await
-        .map_err(|error| {
-            RequestError::new(ErrorKind::Internal, "the request could not be read").with_detail(error)
-        })?
+    let work = move || {
+        let _turn = turn;
+        accept(&site, &call)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        RequestError::new(ErrorKind::Internal, "the request could not be read").with_detail(error)
+    })?
 }
 
 async fn answer(site: &Arc<Site>, order: Order) -> Result<Response, RequestError> {

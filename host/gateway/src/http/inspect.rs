@@ -11,7 +11,7 @@ use axum::http::HeaderMap;
 use portolan_base::RequestId;
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
 use portolan_policy::NameTables;
-use portolan_ports::AuditRecord;
+use portolan_ports::{AuditRecord, Principal};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -40,13 +40,17 @@ pub(super) async fn request(
 ) -> Result<Json<Arc<PathRecord>>, RequestError> {
     let principal = auth::principal(&site, &headers)?;
     let id = RequestId::from_client(&errors::path(id)?);
-    let record = id.and_then(|id| site.records.get(&id));
     // Another tenant's request looks exactly like one that never was.
+    let record = id.and_then(|id| match &principal {
+        Principal::Operator => site.records.find(&id),
+        Principal::Tenant(tenant) => site.records.get(tenant, &id),
+    });
     record
-        .filter(|record| auth::may_see(&principal, &record.tenant))
         .map(Json)
         .ok_or_else(|| {
-            let message = "no request of this id is remembered here; the oldest are forgotten first";
+            let message = "no request of this id is remembered here: ask the site that took it; of several answers \
+                           each has its own, ID-1 and so on; a request that was not understood has none, and the \
+                           oldest are forgotten first";
             RequestError::new(ErrorKind::NotFound, message).with_code("request_not_found")
         })
 }

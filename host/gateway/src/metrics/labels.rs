@@ -8,7 +8,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 /// What stands for every word that is in no list.
 const OTHER: &str = "other";
 
-const OUTCOMES: [&str; 3] = ["ok", "cancelled", "failed"];
+const OUTCOMES: [&str; 4] = ["ok", "refused", "cancelled", "failed"];
 
 const STAGES: [&str; 9] = [
     "accept", "admit", "locate", "decide", "fetch", "prefill", "transfer", "decode", "settle",

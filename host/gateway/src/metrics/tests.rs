@@ -2,6 +2,7 @@
 
 use super::*;
 use portolan_base::{RequestId, TenantName};
+use portolan_decide::FleetView;
 use portolan_decide::record::{KvRecord, StageRecord};
 use portolan_policy::{PolicyFault, PolicySource, QuestionKind};
 
@@ -27,6 +28,7 @@ fn record() -> PathRecord {
             micros: 12,
             fuel: None,
             outcome: "trap".into(),
+            answer: None,
             detail: None,
         }],
         shadows: Vec::new(),
@@ -52,7 +54,7 @@ fn record() -> PathRecord {
 fn a_record_is_counted_once_in_every_metric() {
     let metrics = Metrics::new();
     metrics.observe(&record());
-    let text = metrics.render(3);
+    let text = metrics.render(3, &FleetView::default());
     let work = r#"{tenant="acme",model="m"}"#;
     for line in [
         r#"portolan_requests_total{tenant="acme",model="m",outcome="ok"} 1"#.to_owned(),
@@ -88,7 +90,7 @@ fn words_that_are_in_no_list_make_no_series() {
         }];
         metrics.observe(&record);
     }
-    let text = metrics.render(0);
+    let text = metrics.render(0, &FleetView::default());
     assert!(text.contains(r#"outcome="other"} 100"#), "{text}");
     assert!(
         text.contains(r#"portolan_fallbacks_total{stage="other",reason="other"} 100"#),

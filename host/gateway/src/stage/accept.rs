@@ -124,7 +124,6 @@ pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
         generation,
     };
     let requests = draft.requests(&prompts, model.description.context_tokens.0)?;
-    refuse_taken_ids(site, &requests)?;
     Ok(Order {
         id: draft.id,
         requests,
@@ -163,22 +162,6 @@ fn served<'s>(site: &'s Site, fields: &mut Fields<'_>) -> Result<(ModelName, &'s
             }
             .with_code("model_not_found")
         })
-}
-
-/// A record is kept by its request's id: one tenant must not overwrite another's by naming the same id.
-fn refuse_taken_ids(site: &Site, requests: &[Accepted]) -> Result<(), RequestError> {
-    let taken = |r: &&Accepted| {
-        site.records
-            .get(&r.id)
-            .is_some_and(|record| record.tenant != r.tenant.name)
-    };
-    match requests.iter().find(taken) {
-        None => Ok(()),
-        Some(_) => Err(RequestError::bad_field(
-            "request_id",
-            "request_id is in use; choose another",
-        )),
-    }
 }
 
 /// Everything the requests of one order have in common.

@@ -72,6 +72,7 @@ pub(super) fn admit(
         record,
         placements: None,
         at: "admit",
+        since_ms: 0.0,
         passes: Some((permit, tenant_pass)),
     })
 }

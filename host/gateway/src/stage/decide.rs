@@ -7,14 +7,14 @@ use portolan_policy::NameTables;
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// How often a policy may hold a request before it is refused: a policy that always defers would hold it for ever.
-const MAX_DEFERRALS: u32 = 8;
+/// How long a policy may hold a request altogether before it is refused. Ten seconds, the longest single deferral: a
+/// client that got no byte for longer has given up.
+const MAX_HOLD: Duration = Duration::from_secs(10);
 
 impl Journey {
     /// Asks the policies until they answer with a plan.
     pub(super) async fn decide(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
-        self.at = "decide";
-        let begun = self.elapsed_ms();
+        let begun = self.enter("decide");
         let plan = self.ask(held).await;
         self.note_stage("decide", begun);
         plan
@@ -22,7 +22,8 @@ impl Journey {
 
     async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
         let seed = self.site.parts.random.next_u64();
-        for _ in 0..MAX_DEFERRALS {
+        let mut held_for = Duration::ZERO;
+        loop {
             match self.decide_once(held, seed)? {
                 Decision::Go(plan) => {
                     self.placements = Some(plan.placements);
@@ -30,12 +31,17 @@ impl Journey {
                 }
                 Decision::Refuse(refusal) => return Err(Fault::Refused(client_error(&refusal))),
                 Decision::Defer(ms) => {
-                    tokio::time::sleep(Duration::from_millis(u64::from(ms.max(1)))).await;
+                    let hold = Duration::from_millis(u64::from(ms.max(1)));
+                    held_for += hold;
+                    if held_for > MAX_HOLD {
+                        break;
+                    }
+                    tokio::time::sleep(hold).await;
                     self.fleet = self.site.parts.fleet.view();
                 }
             }
         }
-        let text = "the routing policy held the request too often; try again later";
+        let text = "the routing policy held the request for too long; try again later";
         Err(Fault::Refused(
             RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred"),
         ))
@@ -59,6 +65,12 @@ impl Journey {
     }
 
     fn note_decision(&mut self, record: DecisionRecord) {
+        for fallback in &record.fallbacks {
+            tracing::warn!(
+                request = %self.request.id, tenant = %self.request.tenant.name, asked = %fallback.from,
+                instead = %fallback.to, reason = %fallback.reason, "a policy gave no usable answer"
+            );
+        }
         self.record.request = record.request;
         self.record.candidates = record.candidates;
         self.record.placements = record.placements;
@@ -147,7 +159,15 @@ fn client_error(refusal: &Refusal) -> RequestError {
     let text = refusal.to_string();
     match refusal {
         Refusal::Residency(_) => RequestError::new(ErrorKind::Forbidden, text).with_code("residency_denied"),
-        Refusal::Policy(_) => RequestError::new(ErrorKind::Forbidden, text).with_code("policy_refused"),
+        Refusal::Policy(_) => {
+            let said = text.trim();
+            let said = if said.is_empty() {
+                "the routing policy refused the request"
+            } else {
+                said
+            };
+            RequestError::new(ErrorKind::Forbidden, said).with_code("policy_refused")
+        }
         Refusal::NoInstance(_) | Refusal::NoRoute => {
             RequestError::unavailable(text, Duration::from_secs(1)).with_code("no_route")
         }

@@ -15,8 +15,7 @@ impl Journey {
         kv: KvSet,
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
-        self.at = "decode";
-        let begun = self.elapsed_ms();
+        let begun = self.enter("decode");
         let end = self.generate(leg, kv, started).await;
         self.note_stage("decode", begun);
         end

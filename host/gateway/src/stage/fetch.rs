@@ -7,8 +7,7 @@ impl Journey {
     /// The attention KV the decode instance holds for the beginning of the prompt. What another site holds is sent
     /// by that site's prefill (its own cache answers there).
     pub(super) fn fetch(&mut self, leg: &Leg) -> HeldPrefix {
-        self.at = "fetch";
-        let begun = self.elapsed_ms();
+        let begun = self.enter("fetch");
         let held = leg.decoder.held(&self.key, &self.prefill_tokens());
         self.note_stage("fetch", begun);
         held

@@ -32,6 +32,8 @@ pub(super) struct Journey {
     pub(super) placements: Option<Placements>,
     /// The stage it is in.
     pub(super) at: &'static str,
+    /// Since when, in milliseconds after accept.
+    pub(super) since_ms: f64,
     /// Held until settle.
     pub(super) passes: Option<(OwnedSemaphorePermit, TenantPass)>,
 }
@@ -219,6 +221,13 @@ impl Journey {
     /// Milliseconds since the request was accepted.
     pub(super) fn elapsed_ms(&self) -> f64 {
         millis_between(self.request.at, self.now())
+    }
+
+    /// Enters a stage; returns when, in milliseconds after accept.
+    pub(super) fn enter(&mut self, stage: &'static str) -> f64 {
+        self.at = stage;
+        self.since_ms = self.elapsed_ms();
+        self.since_ms
     }
 
     /// Notes that a stage ran from `start_ms` until now.

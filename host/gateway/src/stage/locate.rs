@@ -7,8 +7,7 @@ impl Journey {
     /// Tokens of the prompt that each instance holds KV for, by instance index. Advice: what an instance really has
     /// is known when it is asked.
     pub(super) fn locate(&mut self) -> Vec<u32> {
-        self.at = "locate";
-        let begun = self.elapsed_ms();
+        let begun = self.enter("locate");
         self.fleet = self.site.parts.fleet.view();
         let chain = BlockHash::chain(&self.key, &self.request.prompt);
         let held = self.site.parts.fleet.held(&self.request.model, &chain);

@@ -8,7 +8,6 @@ use tokio::sync::mpsc;
 impl Journey {
     /// Runs prefill on an instance of this site and returns the whole KV.
     pub(super) async fn prefill(&mut self, leg: &Leg, held: HeldPrefix) -> Result<KvSet, Fault> {
-        self.at = "prefill";
         let tokens = self.prefill_tokens();
         let layout = Arc::clone(&leg.decoder.describe().layout);
         let Prefiller::Here(engine) = &leg.prefiller else {
@@ -17,7 +16,7 @@ impl Journey {
         if tokens.is_empty() {
             return Ok(KvSet::empty(layout));
         }
-        let begun = self.elapsed_ms();
+        let begun = self.enter("prefill");
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let job = PrefillJob {
             request: self.id(),

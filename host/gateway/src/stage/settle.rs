@@ -6,6 +6,12 @@ use portolan_ports::InstanceOutcome;
 
 /// Ends a request.
 pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
+    // A stage that was dropped in the middle has not noted itself.
+    if matches!(end, Err(Fault::Cancelled))
+        && journey.record.stages.last().is_none_or(|s| s.name != journey.at)
+    {
+        journey.note_stage(journey.at, journey.since_ms);
+    }
     let begun = journey.elapsed_ms();
     // Whoever still works for this request stops.
     journey.cancel.cancel();
@@ -20,7 +26,11 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     }
     let (status, error) = match end {
         Ok(()) => ("ok", None),
-        Err(Fault::Cancelled) => ("cancelled", None),
+        Err(Fault::Cancelled) => (
+            "cancelled",
+            Some(format!("the client left during {}", journey.at)),
+        ),
+        Err(Fault::Refused(error)) => ("refused", Some(error.message.clone())),
         Err(fault) => ("failed", Some(fault.to_string())),
     };
     journey.record.status = status.to_owned();
@@ -31,10 +41,15 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     }
     journey.note_stage("settle", begun);
     let record = journey.record.clone();
+    let route = record.route.as_ref();
     tracing::info!(
-        request = %record.request_id, tenant = %record.tenant, status,
+        request = %record.request_id, tenant = %record.tenant, site = %journey.site.parts.name, status,
+        model = record.model,
+        prefill = route.map(|r| format!("{}/{}", r.prefill_site, r.prefill_instance)),
+        decode = route.map(|r| format!("{}/{}", r.decode_site, r.decode_instance)),
         prompt_tokens = record.prompt_tokens, completion_tokens = record.completion_tokens,
-        ttft_ms = record.ttft_ms, kv_bytes = record.kv.bytes_moved, fallbacks = record.fallbacks.len(),
+        ttft_ms = record.ttft_ms, total_ms = begun, kv_bytes = record.kv.bytes_moved,
+        cached_tokens = record.kv.cached_tokens, fallbacks = record.fallbacks.len(),
         error = record.error, "settled"
     );
     journey.site.metrics.observe(&record);

@@ -1,7 +1,7 @@
 //! transfer: prefill at another site, its KV streaming here while it runs.
 
 use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
-use crate::receive::{Arrival, receive};
+use crate::receive::{Arrival, BrokenOff, receive};
 use portolan_base::{InstanceName, Tokens};
 use portolan_decide::Route;
 use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet};
@@ -10,7 +10,6 @@ use std::sync::Arc;
 impl Journey {
     /// Orders the KV from the prefill site and returns it whole and verified.
     pub(super) async fn transfer(&mut self, leg: &Leg, held: HeldPrefix) -> Result<KvSet, Fault> {
-        self.at = "transfer";
         let tokens = self.prefill_tokens();
         let layout = Arc::clone(&leg.decoder.describe().layout);
         let Prefiller::At(peer) = &leg.prefiller else {
@@ -20,7 +19,7 @@ impl Journey {
             return Ok(KvSet::empty(layout));
         }
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        let begun = self.elapsed_ms();
+        let begun = self.enter("transfer");
         let uncached = self
             .record
             .prompt_tokens
@@ -44,7 +43,8 @@ impl Journey {
             first_piece,
         } = match arrival {
             Ok(arrival) => arrival,
-            Err(error) => {
+            Err(BrokenOff { error, bytes }) => {
+                self.record.kv.bytes_moved += bytes.0;
                 self.note_stage_between("transfer", begun, ended);
                 return Err(Fault::Transfer {
                     instance: leg.route.prefill,

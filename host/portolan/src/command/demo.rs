@@ -19,7 +19,7 @@ const CONFIG: &str = include_str!("../../../../examples/02-two-sites/portolan.ya
 
 pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
     // The tour tells the story; log lines would talk over it.
-    logging::start("error", LogFormat::Text);
+    logging::start("error", LogFormat::Text)?;
     need(&args.model, "the demo model", "`make demo` fetches it")?;
     need(
         &args.plugins,
@@ -80,8 +80,8 @@ fn invite(host: &Host) {
         "  curl -N http://{address}/v1/chat/completions -H 'authorization: Bearer demo-acme' \\\n    -H 'content-type: application/json' -d '{{\"model\": \"smollm2-135m-instruct\", \"stream\": true, \
          \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'"
     ));
-    line("Why a request went where it went (ids are in the x-portolan-request-id header):");
+    line("Why a request went where it went (its id is in the x-portolan-request-id header):");
     line(format!(
-        "  curl http://{address}/v1/portolan/requests?limit=1 -H 'authorization: Bearer demo-acme'"
+        "  portolan request show ID --server http://{address} --key demo-acme"
     ));
 }

@@ -52,7 +52,11 @@ async fn generate(args: GenerateArgs) -> Result<Generated, Failure> {
     let prompt: Arc<[u32]> = match (&args.prompt, args.token_ids) {
         (_, Some(ids)) => ids.into(),
         (Some(text), None) => model.text().encode(text, true).map_err(Failure::new)?.into(),
-        (None, None) => return Err(Failure::new("give a prompt with --prompt or --token-ids")),
+        (None, None) => {
+            return Err(Failure::new(
+                "give a prompt with --prompt TEXT or --token-ids 1,2,3",
+            ));
+        }
     };
     let decoder = start(&model, "decode")?;
     let key = TenantKey::derive(&[0; 32], "local", "local", 1);

@@ -7,6 +7,7 @@
 
 use serde::Serialize;
 use std::fmt::Display;
+use std::io::{ErrorKind, Write};
 
 /// A command that did not do what was asked: one sentence, already for people.
 #[derive(Debug)]
@@ -43,22 +44,25 @@ impl Failure {
         match &self.message {
             None => {}
             Some(message) if self.json => {
-                println!("{}", serde_json::json!({ "error": { "message": message } }));
+                line(serde_json::json!({ "error": { "message": message } }));
             }
             Some(message) => eprintln!("portolan: {message}"),
         }
     }
 }
 
-/// Prints a line.
+/// Prints a line. When nobody reads on (`| head`), the command has said enough and ends.
 pub(super) fn line(text: impl Display) {
-    println!("{text}");
+    let written = writeln!(std::io::stdout(), "{text}");
+    if written.is_err_and(|e| e.kind() == ErrorKind::BrokenPipe) {
+        std::process::exit(0);
+    }
 }
 
 /// Prints JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
     let text =
         serde_json::to_string(value).map_err(|e| Failure::new(format!("the result is not JSON: {e}")))?;
-    println!("{text}");
+    line(text);
     Ok(())
 }

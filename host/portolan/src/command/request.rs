@@ -3,7 +3,8 @@
 use super::ServerArgs;
 use super::output::{Failure, json, line};
 use crate::client::Client;
-use portolan_decide::PathRecord;
+use portolan_decide::record::{CandidateRecord, PolicyRecord};
+use portolan_decide::{PathRecord, PrefillMode};
 
 pub(super) fn show(id: &str, server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
     let fail = |e: &dyn std::fmt::Display| Failure::new(e).as_json(as_json);
@@ -19,17 +20,21 @@ pub(super) fn show(id: &str, server: &ServerArgs, as_json: bool) -> Result<(), F
     Ok(())
 }
 
-/// A path record in lines for people.
+/// A path record in lines for people: what happened, then why.
 pub(super) fn describe(record: &PathRecord) -> Vec<String> {
     let mut out = vec![format!(
-        "{}  {}  tenant {}  model {}  {} prompt + {} generated tokens",
-        record.request_id,
-        record.status,
-        record.tenant,
-        record.model,
-        record.prompt_tokens,
-        record.completion_tokens
+        "{}  {}  tenant {}  model {}",
+        record.request_id, record.status, record.tenant, record.model
     )];
+    let ttft = record.ttft_ms.map_or("no token".to_owned(), |ms| {
+        format!("first token after {ms:.0} ms")
+    });
+    out.push(format!(
+        "request   {} prompt + {} generated tokens, {ttft}; prefill_policy {}",
+        record.prompt_tokens,
+        record.completion_tokens,
+        PrefillMode::of_code(record.request.prefill_mode).as_str()
+    ));
     if let Some(route) = &record.route {
         out.push(format!(
             "route     prefill {}/{} → decode {}/{}",
@@ -37,38 +42,19 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
         ));
     }
     out.push(format!(
-        "kv        {} moved, {} tokens reused, {} computed",
+        "kv        {} moved, {} tokens reused, {} computed, {} chunks sent again",
         portolan_base::Bytes(record.kv.bytes_moved),
         record.kv.cached_tokens,
-        record.kv.computed_tokens
+        record.kv.computed_tokens,
+        record.kv.chunks_resent
     ));
-    for policy in &record.policies {
-        out.push(format!(
-            "policy    {:<12} {:<16} {:<12} {:>6} µs  {}",
-            policy.question.as_str(),
-            policy.name,
-            short(&policy.version),
-            policy.micros,
-            policy.detail.as_deref().unwrap_or(&policy.outcome)
-        ));
-    }
-    for candidate in &record.candidates {
-        let verdict = match (&candidate.excluded, candidate.rank) {
-            (Some(why), _) => format!("excluded: {why}"),
-            (None, Some(rank)) => format!("rank {rank}"),
-            (None, None) => "not ranked".to_owned(),
-        };
-        let cost = candidate.cost.map_or_else(String::new, |c| {
-            format!("{:.1} ms", f64::from(c.total_us) / 1000.0)
-        });
-        out.push(format!(
-            "candidate prefill {:<22} cost {cost:>10}  {verdict}",
-            format!(
-                "{}/{}",
-                candidate.route.prefill_site, candidate.route.prefill_instance
-            )
-        ));
-    }
+    let placements = record
+        .placements
+        .iter()
+        .map(|(site, placement)| format!("{site} {}", placement.as_str()));
+    out.push(format!("residency {}", placements.collect::<Vec<_>>().join(", ")));
+    out.extend(record.policies.iter().map(said_of_call));
+    out.extend(record.candidates.iter().map(said_of_candidate));
     out.extend(timeline(record));
     for fallback in &record.fallbacks {
         out.push(format!(
@@ -80,6 +66,38 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
         out.push(format!("error     {error}"));
     }
     out
+}
+
+fn said_of_call(call: &PolicyRecord) -> String {
+    format!(
+        "policy    {:<10} {:<16} {:<12} {:>6} µs  {}",
+        call.question.as_str(),
+        call.name,
+        short(&call.version),
+        call.micros,
+        call.detail
+            .as_deref()
+            .or(call.answer.as_deref())
+            .unwrap_or(&call.outcome)
+    )
+}
+
+fn said_of_candidate(candidate: &CandidateRecord) -> String {
+    let verdict = match (&candidate.excluded, candidate.rank) {
+        (Some(why), _) => format!("excluded: {why}"),
+        (None, Some(rank)) => format!("rank {rank}"),
+        (None, None) => "not ranked".to_owned(),
+    };
+    let ms = |us: u32| format!("{:.1} ms", f64::from(us) / 1000.0);
+    let cost = candidate.cost.map_or_else(|| "–".to_owned(), |c| ms(c.total_us));
+    let score = candidate.score.map_or_else(|| "–".to_owned(), |s| s.to_string());
+    format!(
+        "candidate prefill {:<22} cost {cost:>10}  score {score:>10}  {verdict}",
+        format!(
+            "{}/{}",
+            candidate.route.prefill_site, candidate.route.prefill_instance
+        )
+    )
 }
 
 /// The first digits of a version.

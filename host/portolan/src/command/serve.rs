@@ -9,13 +9,20 @@ use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(super) fn run(file: &Path, json: bool) -> Result<(), Failure> {
-    let config = Config::read(file).map_err(|e| Failure::new(e).as_json(json))?;
-    logging::start("info", if json { LogFormat::Json } else { LogFormat::Text });
+    serve(file, json).map_err(|failure| failure.as_json(json))
+}
+
+fn serve(file: &Path, json: bool) -> Result<(), Failure> {
+    let config = Config::read(file).map_err(Failure::new)?;
+    logging::start("info", if json { LogFormat::Json } else { LogFormat::Text })?;
     let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
     runtime.block_on(async {
-        let host = Host::start_compiling(config, compilation).await.map_err(Failure::new)?;
+        let host = Host::start_compiling(config, compilation)
+            .await
+            .map_err(Failure::new)?;
         for site in host.sites() {
+            tracing::info!(site = %site.name(), listen = %site.http(), "the site is open");
             if json {
                 output::json(&serde_json::json!({ "site": site.name(), "listen": site.http() }))?;
             } else {
@@ -23,7 +30,9 @@ pub(super) fn run(file: &Path, json: bool) -> Result<(), Failure> {
             }
         }
         stop_signal().await.map_err(Failure::new)?;
+        tracing::info!("told to stop; answers under way may finish");
         host.stop().await;
+        tracing::info!("stopped");
         Ok(())
     })
 }

@@ -4,7 +4,9 @@ use super::place;
 use super::scan::{error, signature_of};
 use super::settle::{Sighting, Signature};
 use bytes::Bytes;
+use portolan_base::TenantName;
 use portolan_gateway::policies::{By, DeskError, PolicyDesk, PolicySlot, Upload};
+use portolan_policy::Scope;
 use portolan_ports::{BindingRecord, Finding, StoreError};
 use std::fs::File;
 use std::io::Read;
@@ -52,6 +54,13 @@ enum Unread {
 /// Hands the files of a slot to the desk.
 pub(super) fn take(desk: &PolicyDesk, root: &Path, slot: &PolicySlot, seen: (Sighting, Occasion)) -> Outcome {
     let (sighting, occasion) = seen;
+    if let Scope::Tenant(tenant) = &slot.scope {
+        match desk.knows(tenant) {
+            Ok(true) => {}
+            Ok(false) => return Outcome::Refused(vec![unknown_tenant(tenant)]),
+            Err(error) => return Outcome::Again(error.to_string()),
+        }
+    }
     let (component, config) = match read_both(root, slot, sighting) {
         Ok(files) => files,
         Err(Unread::Again(why)) => return Outcome::Again(why),
@@ -64,6 +73,15 @@ pub(super) fn take(desk: &PolicyDesk, root: &Path, slot: &PolicySlot, seen: (Sig
         Err(DeskError::Store(error)) => Outcome::Again(error.to_string()),
         Err(error) => refused(error.to_string()),
     }
+}
+
+/// A policy bound to nobody would look active and protect nothing.
+fn unknown_tenant(tenant: &TenantName) -> Finding {
+    error(
+        "unknown-tenant",
+        format!("there is no tenant {tenant}"),
+        "name the folder after a tenant of the configuration, or `_platform` for the platform's policies",
+    )
 }
 
 fn refused(message: String) -> Outcome {

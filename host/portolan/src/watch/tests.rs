@@ -65,6 +65,16 @@ fn a_bad_file_is_told_so_beside_itself_and_replaces_nothing() {
 }
 
 #[test]
+fn a_policy_for_a_tenant_that_does_not_exist_is_refused_where_it_lies() {
+    let mut bench = Bench::new();
+    bench.write("nosuch/routing.wasm", "ok:good");
+    bench.settle();
+    let report = bench.report("nosuch/routing.wasm.error").unwrap();
+    assert!(report.contains("there is no tenant nosuch"), "{report}");
+    assert!(bench.desk.list().unwrap().is_empty());
+}
+
+#[test]
 fn a_configuration_is_checked_and_its_change_binds_anew() {
     let mut bench = Bench::new();
     bench.write("acme/routing.wasm", "ok:1");

@@ -87,7 +87,8 @@ fn delivery(fields: &mut Fields<'_>) -> Result<Delivery, RequestError> {
 fn sampling(fields: &mut Fields<'_>, random: &dyn Random) -> Result<Sampling, RequestError> {
     let temperature = fields.number("temperature", 0.0..=100.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
-    if top_p == 0.0 {
+    // Below the smallest number of the engine's format it would read as 0 there.
+    if (top_p as f32) == 0.0 {
         return Err(RequestError::bad_field("top_p", "top_p must be above 0, got 0"));
     }
     // -1 and 0 both mean "all", as in vLLM.

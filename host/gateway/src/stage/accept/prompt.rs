@@ -31,37 +31,58 @@ impl Prompts {
         }
     }
 
-    /// The tokens of each prompt: never empty, every id in the vocabulary, shorter than the context.
+    /// The tokens of each prompt: never empty, every id in the vocabulary, shorter than the context. The first prompt
+    /// that does not fit ends the work.
     pub(super) fn tokenise(self, model: &ServedModel) -> Result<Vec<Arc<[u32]>>, RequestError> {
         let text = &model.text;
-        let tokenised: Vec<(String, Vec<u32>)> = match self {
+        let encode = |name: &str, prompt: &str, special| {
+            could_fit(name, prompt, model)?;
+            let tokens = text.encode(prompt, special).map_err(|e| text_error(&e, name))?;
+            fitting(name, tokens, model)
+        };
+        match self {
             Self::Chat(messages) => {
                 let rendered = text
                     .render_chat(&messages)
                     .map_err(|e| text_error(&e, "messages"))?;
-                let tokens = text
-                    .encode(&rendered, false)
-                    .map_err(|e| text_error(&e, "messages"))?;
-                vec![("messages".to_owned(), tokens)]
+                Ok(vec![encode("messages", &rendered, false)?])
             }
             Self::Texts(texts) => named(texts)
-                .map(|(name, prompt)| {
-                    let tokens = text.encode(&prompt, true).map_err(|e| text_error(&e, &name))?;
-                    Ok((name, tokens))
-                })
-                .collect::<Result<_, RequestError>>()?,
+                .map(|(name, prompt)| encode(&name, &prompt, true))
+                .collect(),
             Self::Tokens(lists) => named(lists)
                 .map(|(name, ids)| {
-                    let tokens = known_ids(&name, &ids, model.description.vocabulary)?;
-                    Ok((name, tokens))
+                    fitting(
+                        &name,
+                        known_ids(&name, &ids, model.description.vocabulary)?,
+                        model,
+                    )
                 })
-                .collect::<Result<_, RequestError>>()?,
-        };
-        tokenised
-            .into_iter()
-            .map(|(name, tokens)| fitting(&name, tokens, model))
-            .collect()
+                .collect(),
+        }
     }
+}
+
+/// A normaliser may join characters before it cuts, so that a token stands for more bytes than it has: a letter with
+/// its accent apart has three bytes where the letter in one piece has two.
+const NORMALISED_BYTES: usize = 2;
+
+/// Refuses a text that cannot fit the context however it is cut, before any time is spent on cutting it.
+fn could_fit(name: &str, prompt: &str, model: &ServedModel) -> Result<(), RequestError> {
+    let context = model.description.context_tokens.0 as usize;
+    let most = context
+        .saturating_mul(model.text.longest_token_bytes())
+        .saturating_mul(NORMALISED_BYTES);
+    if prompt.len() <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "{name} has {} bytes; this model's maximum context length of {context} tokens holds at most {most}. \
+         Please reduce the length of the input.",
+        prompt.len()
+    );
+    let field = name.split('[').next().unwrap_or(name);
+    Err(RequestError::bad_field(field, message).with_code("context_length_exceeded"))
 }
 
 /// Prompts with the name an error gives them: the only one is `prompt`, of several the second is `prompt[1]`.

@@ -2,10 +2,11 @@
 
 use super::super::SETTLE;
 use super::super::folder::PolicyFolder;
+use portolan_base::TenantName;
 use portolan_base::{Clock, Moment};
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
 use portolan_policy::{NameTables, QuestionKind};
-use portolan_ports::{FakeLoader, MemoryStore, PolicyStore};
+use portolan_ports::{FakeLoader, MemoryStore, PolicyStore, TenantRecord};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -117,6 +118,12 @@ impl Bench {
 }
 
 pub(super) fn desk(store: &Arc<MemoryStore>, clock: Arc<dyn Clock>) -> Arc<PolicyDesk> {
+    let acme = TenantRecord {
+        name: TenantName::new("acme").unwrap(),
+        jurisdiction: String::new(),
+        user_class: "standard".into(),
+    };
+    store.put_tenant(acme, "test", clock.now()).unwrap();
     Arc::new(PolicyDesk::new(DeskParts {
         store: Arc::clone(store) as Arc<dyn PolicyStore>,
         loader: Arc::new(FakeLoader),
