@@ -65,19 +65,19 @@ async fn another_tenants_record_does_not_exist() {
 }
 
 #[tokio::test]
-async fn an_id_of_another_tenant_cannot_be_taken() {
+async fn two_tenants_may_choose_the_same_id_and_neither_learns_of_the_other() {
     let app = App::new();
+    let path = "/v1/portolan/requests/same";
     assert_eq!(serve(&app, ACME, "same").await, 200);
-    assert_eq!(serve(&app, GLOBEX, "same").await, 400);
+    assert_eq!(app.get(GLOBEX, path).await.status, 404);
+    assert_eq!(serve(&app, GLOBEX, "same").await, 200);
     assert_eq!(
         serve(&app, ACME, "same").await,
         200,
         "one's own may be used again, as by a retry"
     );
-    assert_eq!(
-        app.get(ACME, "/v1/portolan/requests/same").await.json()["tenant"],
-        "acme"
-    );
+    assert_eq!(app.get(ACME, path).await.json()["tenant"], "acme");
+    assert_eq!(app.get(GLOBEX, path).await.json()["tenant"], "globex");
 }
 
 #[tokio::test]
