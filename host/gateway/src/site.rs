@@ -28,6 +28,10 @@ pub struct ServedModel {
     pub created: u64,
 }
 
+/// Policy calls a tenant may have under way. Each may hold a component of 32 MiB and a thread that waits for the
+/// compiler; four let a person and a pipeline work side by side.
+const AT_DESK: usize = 4;
+
 /// Long prompts cut into tokens at once. Each takes a core and some forty times its own size in memory: two leave the
 /// serving threads their share, and a third would not be done sooner.
 const TOKENISING: usize = 2;
@@ -100,6 +104,8 @@ pub struct Site {
     pub metrics: Metrics,
     /// Requests in flight by tenant.
     pub tenants: Arc<TenantsInFlight>,
+    /// Policy calls under way by tenant.
+    pub at_desk: Arc<TenantsInFlight>,
     /// Long prompts that are cut into tokens at once; further ones wait.
     pub tokenising: Arc<tokio::sync::Semaphore>,
     /// Requests in flight.
@@ -118,6 +124,7 @@ impl Site {
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),
             tenants: TenantsInFlight::new(limits.tenant_in_flight),
+            at_desk: TenantsInFlight::new(AT_DESK),
             tokenising: Arc::new(tokio::sync::Semaphore::new(TOKENISING)),
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
             shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),

@@ -4,6 +4,7 @@
 use super::auth::{self, operator_only};
 use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
+use crate::in_flight::TenantPass;
 use crate::policies::{Activation, By, Counts, DeskError, PolicyDesk, PolicySlot, Upload};
 use crate::site::Site;
 use axum::Json;
@@ -19,6 +20,7 @@ use portolan_ports::{BindingRecord, Finding, PolicyReport, Principal, RolloutRec
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Stands for the platform's scope in a path. No tenant can have this name: names begin with a letter or digit.
 const PLATFORM: &str = "_platform";
@@ -29,6 +31,9 @@ const COMPONENT_MAX_BYTES: usize = 32 << 20;
 
 /// Longest body of an activation: the configuration has at most 64 KiB, JSON escapes may double it.
 pub(super) const ACTIVATION_MAX_BYTES: usize = 256 << 10;
+
+/// Longest reason kept, in bytes: a sentence and a link. Audit answers hold a thousand of them.
+const REASON_MAX_BYTES: usize = 1024;
 
 /// Shortest prefix of a SHA-256 that may stand for it, in digits.
 const PREFIX_MIN_DIGITS: usize = 6;
@@ -108,6 +113,8 @@ pub(super) async fn upload(
 ) -> Result<Response, RequestError> {
     let (slot, actor) = enter(&site, path, &headers)?;
     let query = errors::query(query)?;
+    let by = by(&actor, &query.reason)?;
+    let turn = turn(&site, &slot.scope)?;
     let component = body::read(component, COMPONENT_MAX_BYTES).await?;
     if component.is_empty() {
         return Err(RequestError::new(
@@ -122,12 +129,8 @@ pub(super) async fn upload(
         component,
         config: query.config,
     };
-    let by = By {
-        actor,
-        reason: query.reason,
-    };
     let active = query.activate.unwrap_or(true);
-    let stored = on_desk(&site, move |desk| match active {
+    let stored = on_desk(&site, turn, move |desk| match active {
         true => desk
             .upload(upload, &by)
             .map(|u| (u.version, u.report, Some(u.binding.generation))),
@@ -160,20 +163,18 @@ pub(super) async fn activate(
 ) -> Result<Response, RequestError> {
     let (slot, actor) = enter(&site, path, &headers)?;
     body::expect_json(&headers)?;
+    let turn = turn(&site, &slot.scope)?;
     let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
     let order: ActivateBody = serde_json::from_slice(&order).map_err(|error| {
         let message =
             format!("the body must be {{\"version\", \"config\", \"budget\", \"reason\"}}: {error}");
         RequestError::new(ErrorKind::BadRequest, message)
     })?;
-    let done = on_desk(&site, move |desk| {
+    let by = by(&actor, &order.reason)?;
+    let done = on_desk(&site, turn, move |desk| {
         let sha256 = match full_version(&desk.versions(&slot)?, &order.version) {
             Ok(sha256) => sha256,
             Err(error) => return Ok(Err(error)),
-        };
-        let by = By {
-            actor,
-            reason: order.reason,
         };
         desk.activate(
             Activation {
@@ -199,11 +200,9 @@ pub(super) async fn unbind(
     headers: HeaderMap,
 ) -> Result<Response, RequestError> {
     let (slot, actor) = enter(&site, path, &headers)?;
-    let by = By {
-        actor,
-        reason: errors::query(query)?.reason,
-    };
-    match on_desk(&site, move |desk| desk.unbind(&slot, &by)).await? {
+    let by = by(&actor, &errors::query(query)?.reason)?;
+    let turn = turn(&site, &slot.scope)?;
+    match on_desk(&site, turn, move |desk| desk.unbind(&slot, &by)).await? {
         Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(error) => Ok(refusal(error)),
     }
@@ -215,7 +214,8 @@ pub(super) async fn slot(
     headers: HeaderMap,
 ) -> Result<Response, RequestError> {
     let (slot, _) = enter(&site, path, &headers)?;
-    let body = on_desk(&site, move |desk| {
+    let turn = turn(&site, &slot.scope)?;
+    let body = on_desk(&site, turn, move |desk| {
         let body = slot_body(desk, &slot, &desk.list()?)?;
         let history = Some(desk.history(&slot)?);
         Ok(SlotBody { history, ..body })
@@ -233,7 +233,8 @@ pub(super) async fn list(
 ) -> Result<Response, RequestError> {
     let tenant = errors::path(tenant)?;
     let (scope, _) = scope(&site, &tenant, &headers)?;
-    let policies = on_desk(&site, move |desk| {
+    let turn = turn(&site, &scope)?;
+    let policies = on_desk(&site, turn, move |desk| {
         let bindings = desk.list()?;
         let slots = QuestionKind::ALL.map(|question| PolicySlot::new(scope.clone(), question));
         slots
@@ -313,17 +314,52 @@ fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, Strin
     }
 }
 
+/// One of a tenant's places at the desk; the operator's are not counted.
+pub(super) struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Option<TenantPass>);
+
+/// Takes a place, before the request's body is read: work at the desk compiles, and waits for the disk.
+pub(super) fn turn(site: &Site, scope: &Scope) -> Result<Turn, RequestError> {
+    let Scope::Tenant(tenant) = scope else {
+        return Ok(Turn(None));
+    };
+    let pass = site.at_desk.enter(tenant).ok_or_else(|| {
+        let text = "this tenant has too many policy calls under way; wait for some to end";
+        let error = RequestError::new(ErrorKind::RateLimited, text).with_code("tenant_limit");
+        RequestError {
+            retry_after: Some(Duration::from_secs(1)),
+            ..error
+        }
+    })?;
+    Ok(Turn(Some(pass)))
+}
+
+/// Who asks, and why, for the audit log.
+pub(super) fn by(actor: &str, reason: &str) -> Result<By, RequestError> {
+    if reason.len() > REASON_MAX_BYTES {
+        let message = format!(
+            "reason has {} bytes, at most {REASON_MAX_BYTES} are kept",
+            reason.len()
+        );
+        return Err(RequestError::bad_field("reason", message));
+    }
+    Ok(By::new(actor, reason))
+}
+
 /// Runs what blocks on the disk or on a compiler off the serving threads.
 pub(super) async fn on_desk<T: Send + 'static>(
     site: &Arc<Site>,
+    turn: Turn,
     work: impl FnOnce(&PolicyDesk) -> Result<T, DeskError> + Send + 'static,
 ) -> Result<Result<T, DeskError>, RequestError> {
     let desk = Arc::clone(&site.parts.desk);
-    tokio::task::spawn_blocking(move || work(&desk))
-        .await
-        .map_err(|error| {
-            RequestError::new(ErrorKind::Internal, "the change broke inside the gateway").with_detail(error)
-        })
+    // The turn goes along: a client that left has work under way all the same.
+    let work = move || {
+        let _turn = turn;
+        work(&desk)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        RequestError::new(ErrorKind::Internal, "the change broke inside the gateway").with_detail(error)
+    })
 }
 
 /// The whole SHA-256 that `asked`, its beginning, stands for.

@@ -132,11 +132,12 @@ pub(super) async fn change(
         let text = format!("{word:?} is nothing that can be done to a policy");
         RequestError::new(ErrorKind::NotFound, text).with_code("unknown_change")
     })?;
+    let turn = admin::turn(&site, &slot.scope)?;
     let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
     let order = parse(&headers, &order)?;
     order.refuse_fields_beyond(change)?;
-    let by = By::new(&actor, &order.reason);
-    let done = admin::on_desk(&site, move |desk| apply(desk, slot, change, order, &by));
+    let by = admin::by(&actor, &order.reason)?;
+    let done = admin::on_desk(&site, turn, move |desk| apply(desk, slot, change, order, &by));
     match done.await? {
         Ok(changed) => Ok(Json(changed?).into_response()),
         Err(error) => Ok(admin::refusal(error)),

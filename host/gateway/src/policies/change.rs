@@ -158,8 +158,9 @@ impl PolicyDesk {
         let (store, loader) = (&self.parts.store, &self.parts.loader);
         let component = store.component(sha256)?;
         let compiled = match store.compiled(sha256)? {
-            Some(compiled) => compiled,
-            None => {
+            Some(compiled) if loader.accepts(sha256, &compiled) => compiled,
+            // Missing, or of another release: compiled once, and kept.
+            _ => {
                 let compiled = loader.compile(&component)?;
                 store.put_compiled(sha256, &compiled)?;
                 compiled.into()

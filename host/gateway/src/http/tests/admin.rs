@@ -282,3 +282,54 @@ async fn a_change_that_cannot_be_meant_is_refused() {
     assert_eq!(theirs.status, 403);
     assert!(app.store.rollouts().unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn a_tenant_with_too_many_policy_calls_waits_and_others_and_the_operator_do_not() {
+    let app = App::new();
+    let acme = portolan_base::TenantName::new("acme").unwrap();
+    let mut taken = Vec::new();
+    while let Some(pass) = app.site.at_desk.enter(&acme) {
+        taken.push(pass);
+    }
+    let path = "/v1/portolan/tenants/acme/policies/routing";
+    let refused = put(&app, ACME, path, "ok:a").await;
+    assert_eq!(
+        (refused.status.as_u16(), refused.json()["error"]["code"].clone()),
+        (429, "tenant_limit".into())
+    );
+    let other = put(
+        &app,
+        GLOBEX,
+        "/v1/portolan/tenants/globex/policies/routing",
+        "ok:a",
+    )
+    .await;
+    assert_eq!(other.status, 201);
+    assert_eq!(
+        put(
+            &app,
+            OPERATOR,
+            "/v1/portolan/tenants/_platform/policies/routing",
+            "ok:a"
+        )
+        .await
+        .status,
+        201
+    );
+    drop(taken);
+    assert_eq!(put(&app, ACME, path, "ok:a").await.status, 201);
+}
+
+#[tokio::test]
+async fn a_reason_is_a_sentence_not_a_book() {
+    let app = App::new();
+    let path = format!(
+        "/v1/portolan/tenants/acme/policies/routing?reason={}",
+        "x".repeat(1025)
+    );
+    let refused = put(&app, ACME, &path, "ok:a").await;
+    assert_eq!(
+        (refused.status.as_u16(), refused.json()["error"]["param"].clone()),
+        (400, "reason".into())
+    );
+}
