@@ -126,6 +126,10 @@ impl World {
     pub fn start(model: &Path, link: Link) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = config(model, link, folder.path());
+        Self::run(config, folder)
+    }
+
+    fn run(config: Config, folder: TempDir) -> Self {
         let runtime = Runtime::new().unwrap();
         let host = runtime
             .block_on(Host::start(config.clone()))
@@ -151,18 +155,7 @@ impl World {
         } = self;
         runtime.block_on(host.stop());
         drop(runtime);
-        let runtime = Runtime::new().unwrap();
-        let host = runtime
-            .block_on(Host::start(config.clone()))
-            .unwrap_or_else(|e| panic!("{e}"));
-        let world = Self {
-            host,
-            runtime,
-            config,
-            folder,
-        };
-        world.wait("virginia reported its load", || world.sees_virginia());
-        world
+        Self::run(config, folder)
     }
 
     /// The watched folder.
