@@ -1,6 +1,7 @@
 //! Records and the audit log in sled: every change and its audit line are one transaction.
 
 use crate::files;
+use crate::opening::open_sled;
 use parking_lot::Mutex;
 use portolan_base::Moment;
 use portolan_ports::{AuditRecord, StoreError};
@@ -140,12 +141,11 @@ impl Ledger {
     /// Opens the records in `folder`, which only this process may use.
     pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
         let place = folder.display().to_string();
-        let opened = sled::Config::new()
+        let config = sled::Config::new()
             .path(folder)
             .cache_capacity(CACHE_BYTES)
-            .flush_every_ms(None)
-            .open();
-        let db = opened.map_err(|e| match e {
+            .flush_every_ms(None);
+        let db = open_sled(&config).map_err(|e| match e {
             sled::Error::Io(e) => files::io(folder, &e),
             e => StoreError::Damaged {
                 place,

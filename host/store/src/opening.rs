@@ -8,6 +8,7 @@ use portolan_base::Random;
 use portolan_ports::{KeyRecord, StoreError};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const SCHEMA_KEY: &str = "schema";
 const SECRET_CHECK_KEY: &str = "secret";
@@ -27,6 +28,28 @@ pub(crate) fn lock(folder: &Path) -> Result<File, StoreError> {
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse(folder.display().to_string())),
         Err(TryLockError::Error(e)) => Err(files::io(&path, &e)),
     }
+}
+
+/// How long sled's threads may take to end: milliseconds on an idle machine.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Opens sled's files. A database that was closed a moment ago is held by sled's own threads until they end; the folder's
+/// own lock has already kept everyone else out.
+pub(crate) fn open_sled(config: &sled::Config) -> Result<sled::Db, sled::Error> {
+    let until = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match config.open() {
+            Err(error) if is_locked(&error) && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Whether sled's files are held by someone.
+pub(crate) fn is_locked(error: &sled::Error) -> bool {
+    matches!(error, sled::Error::Io(e) if e.to_string().contains("could not acquire lock"))
 }
 
 /// Reads the secret and checks that it is the one the records were written with; founds the store when there are none.

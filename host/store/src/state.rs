@@ -10,6 +10,7 @@
 mod record;
 
 use crate::files;
+use crate::opening::{is_locked, open_sled};
 use parking_lot::{Mutex, RwLock};
 use portolan_base::{Clock, Moment};
 use portolan_ports::{Entry, PolicyState, StateQuota, StateSpace, StateValue, StateValues, StoreError};
@@ -19,13 +20,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often changes are written: a second's worth of counters is what a crash may cost.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
-
-/// How long sled's threads may take to end: milliseconds on an idle machine.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// sled's page cache. Everything is in memory here already, so sled needs little of its own.
 const CACHE_BYTES: u64 = 4 << 20;
@@ -230,25 +228,15 @@ impl Disk {
     }
 }
 
-/// Opens sled's files. A database that was closed a moment ago may be held by sled's own threads until they end.
 fn open_db(folder: &Path) -> Result<sled::Db, StoreError> {
     let config = sled::Config::new()
         .path(folder)
         .cache_capacity(CACHE_BYTES)
         .flush_every_ms(None);
-    let until = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match config.open() {
-            Ok(db) => return Ok(db),
-            Err(error) if !is_locked(&error) => return Err(record::failed(folder, &error)),
-            Err(_) if Instant::now() >= until => return Err(StoreError::InUse(folder.display().to_string())),
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
-}
-
-fn is_locked(error: &sled::Error) -> bool {
-    matches!(error, sled::Error::Io(e) if e.to_string().contains("could not acquire lock"))
+    open_sled(&config).map_err(|error| match is_locked(&error) {
+        true => StoreError::InUse(folder.display().to_string()),
+        false => record::failed(folder, &error),
+    })
 }
 
 /// Everything that has not ended.

@@ -4,6 +4,7 @@ use super::*;
 use portolan_base::TenantName;
 use portolan_ports::Scope;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 #[derive(Default)]
 struct TestClock(AtomicU64);
@@ -139,7 +140,7 @@ fn two_million_writes_leave_a_bounded_file() {
     let state = open(folder.path(), &clock);
     let spaces: Vec<StateSpace> = (0..10).map(|i| space(&format!("t{i}"), "p")).collect();
     let keys: Vec<String> = (0..KEYS).map(|i| format!("session-{i:032}")).collect();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     for i in 0..WRITES {
         let mixed = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
         let (space, key) = (
