@@ -16,6 +16,7 @@ use portolan_store::SledStore;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 const QUESTION: QuestionKind = QuestionKind::Routing;
 
@@ -375,7 +376,15 @@ fn keys_are_nowhere_on_disk_and_in_no_debug_output() {
 fn a_store_of_a_later_release_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();
     drop(open(folder.path()));
-    let db = sled::open(folder.path().join("db")).unwrap();
+    // sled's own threads hold its lock for a moment after the store was closed.
+    let db = std::iter::repeat_with(|| sled::open(folder.path().join("db")))
+        .take(1000)
+        .find_map(|opened| {
+            opened
+                .inspect_err(|_| std::thread::sleep(Duration::from_millis(5)))
+                .ok()
+        })
+        .unwrap();
     db.open_tree("meta")
         .unwrap()
         .insert("schema", br#"{"schema":1,"value":2}"#)
