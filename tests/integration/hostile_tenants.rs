@@ -34,6 +34,15 @@ fn routing_outcome(record: &PathRecord) -> String {
     call.map_or_else(|| "not asked".into(), |p| p.outcome.clone())
 }
 
+/// How long the routing policy kept the request waiting.
+fn routing_time(record: &PathRecord) -> Duration {
+    let call = record
+        .policies
+        .iter()
+        .find(|p| p.question == portolan_policy::QuestionKind::Routing);
+    call.map_or(Duration::ZERO, |p| Duration::from_micros(p.micros))
+}
+
 #[test]
 fn a_hostile_policy_is_answered_by_the_fallback_and_others_do_not_notice() {
     let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
@@ -58,7 +67,7 @@ fn a_hostile_policy_is_answered_by_the_fallback_and_others_do_not_notice() {
     for (name, deed, words) in DEEDS {
         let pushed = world.push(ACME, ("acme", "routing"), &Guest::always(deed).component(), "");
         pushed.unwrap_or_else(|e| panic!("{name}: {e}"));
-        let mut hostile = Vec::new();
+        let (mut hostile, mut calls) = (Vec::new(), Vec::new());
         for round in 0..20 {
             let answer = world.ask(&Ask::tokens(&case.prompt_ids).max(4));
             assert_eq!(answer.tokens, case.greedy_ids[..4], "{name}, round {round}");
@@ -70,8 +79,14 @@ fn a_hostile_policy_is_answered_by_the_fallback_and_others_do_not_notice() {
                 .first()
                 .unwrap_or_else(|| panic!("{name}: no fallback"));
             assert_eq!(fallback.to, "the built-in router");
+            calls.push(routing_time(&answer.record));
             hostile.push(others(&world));
         }
+        let worst = calls.iter().max().copied().unwrap_or_default();
+        println!(
+            "{name}: the call took {:?} (median), {worst:?} at worst",
+            median(&mut calls)
+        );
         let (before, during) = (median(&mut quiet), median(&mut hostile));
         println!(
             "{name}: the other tenant's requests took {during:?} (median) beside it, {before:?} without"
