@@ -121,6 +121,10 @@ name_type! {
     TenantName
 }
 name_type! {
+    /// One of the platform's operators: a person, or a machine that acts for one.
+    OperatorName
+}
+name_type! {
     /// A served model, as clients name it.
     ModelName
 }

@@ -11,7 +11,7 @@ pub mod time;
 pub mod unit;
 
 pub use block::{BlockHash, BlockId, INDEX_BLOCK_TOKENS, TenantKey};
-pub use id::{InstanceName, ModelName, RequestId, SiteName, TenantName, TransferId};
+pub use id::{InstanceName, ModelName, OperatorName, RequestId, SiteName, TenantName, TransferId};
 pub use role::Role;
 pub use time::{Clock, Moment, Random};
 pub use unit::{BitsPerSecond, Bytes, Permille, Tokens};

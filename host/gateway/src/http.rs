@@ -6,6 +6,7 @@
 //! | `/v1/models` | tenants | `models.rs` |
 //! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `inspect.rs` |
 //! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs`, `rollout.rs` |
+//! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
 //! | `/v1/portolan/fleet`, `/v1/portolan/audit` | the operator | `inspect.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
@@ -18,6 +19,7 @@ mod inference;
 mod inspect;
 mod listen;
 mod models;
+mod proposals;
 mod rollout;
 mod sse;
 mod tag;
@@ -54,6 +56,8 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/requests/{id}", get(inspect::request))
         .route("/v1/portolan/fleet", get(inspect::fleet))
         .route("/v1/portolan/audit", get(inspect::audit))
+        .route("/v1/portolan/proposals", get(proposals::list))
+        .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
         .route(

@@ -7,18 +7,23 @@
 //! Every call but [`PolicyDesk::table`] blocks, on the disk or for as long as compiling takes: call them with
 //! `spawn_blocking`.
 
+mod approval;
 mod change;
 mod error;
 mod order;
 mod restore;
 mod rollout;
+mod signing;
 mod tally;
 #[cfg(test)]
 mod tests;
 mod unavailable;
 
+pub use approval::{Decision, FourEyes};
 pub use error::DeskError;
-pub use order::{Activation, By, PolicySlot, RollBack, Stored, TrialOrder, Upload, Uploaded};
+pub use order::{
+    Activation, By, Done, Order, PolicySlot, RollBack, Stored, TrialOrder, Upload, UploadDone, Uploaded,
+};
 pub use restore::{NotRestored, Restored};
 pub use rollout::Enforced;
 pub use tally::{Breach, Counts};
@@ -28,7 +33,10 @@ use parking_lot::Mutex;
 use portolan_base::{Clock, TenantName};
 use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
-use portolan_ports::{Binding, BindingRecord, PolicyLoader, PolicyReport, PolicyStore, Reuse, VersionRecord};
+use portolan_ports::{
+    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyStore, Reuse, Signatures,
+    VersionRecord,
+};
 use std::fmt;
 use std::sync::Arc;
 
@@ -54,6 +62,10 @@ pub struct PolicyDesk {
     /// Held while the store and the table change together, so that their order is the same in both. Compiling and
     /// loading happen outside it: one tenant's slow component does not hold up another's change.
     changing: Mutex<()>,
+    signatures: Arc<dyn Signatures>,
+    four_eyes: Option<FourEyes>,
+    /// Held while a proposal is made or decided on, so that numbers are unique and each is decided once.
+    proposing: Mutex<()>,
     /// Locked for moments, by requests that settle.
     tallies: Mutex<tally::Tallies>,
 }
@@ -73,8 +85,25 @@ impl PolicyDesk {
             parts,
             table: ArcSwap::from_pointee(PolicyTable::new()),
             changing: Mutex::new(()),
+            signatures: Arc::new(NoSignatures),
+            four_eyes: None,
+            proposing: Mutex::new(()),
             tallies: Mutex::default(),
         }
+    }
+
+    /// The same desk, where `signatures` says whom a component must come from.
+    #[must_use]
+    pub fn demanding(mut self, signatures: Arc<dyn Signatures>) -> Self {
+        self.signatures = signatures;
+        self
+    }
+
+    /// The same desk, where a change of the platform's policies waits for a second operator.
+    #[must_use]
+    pub fn with_four_eyes(mut self, four_eyes: FourEyes) -> Self {
+        self.four_eyes = Some(four_eyes);
+        self
     }
 
     /// The active policies at this moment. Does not block.

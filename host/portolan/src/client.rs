@@ -96,6 +96,16 @@ impl Client {
 
     /// PUT of bytes.
     pub fn put(&self, path: &str, query: &[(&str, &str)], bytes: &[u8]) -> Result<Reply, ClientError> {
+        self.put_signed(path, query, (bytes, ""))
+    }
+
+    /// PUT of a component and the text of its signatures, which may be empty.
+    pub fn put_signed(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        (bytes, signatures): (&[u8], &str),
+    ) -> Result<Reply, ClientError> {
         let request = self
             .agent
             .put(self.url(path))
@@ -103,6 +113,14 @@ impl Client {
         let request = request
             .query_pairs(query.iter().copied())
             .content_type("application/wasm");
+        let lines = signatures.lines().map(str::trim);
+        let lines: Vec<&str> = lines
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .collect();
+        let request = match lines.is_empty() {
+            true => request,
+            false => request.header("x-portolan-signature", lines.join(",")),
+        };
         self.whole(request.send(bytes))
     }
 

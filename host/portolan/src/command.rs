@@ -1,5 +1,6 @@
 //! What can be typed, and who does it.
 
+mod approval;
 mod authoring;
 mod compile_worker;
 mod demo;
@@ -10,16 +11,19 @@ mod policy;
 mod request;
 mod rollout;
 mod serve;
+mod signing;
 
 use clap::{Args, Parser, Subcommand};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
 pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
+pub use signing::SigningCommand;
 
 /// The programmable data and control plane for LLM inference across datacenters.
 #[derive(Debug, Parser)]
@@ -142,7 +146,7 @@ pub enum PolicyCommand {
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
     },
-    /// Upload a component and make it active.
+    /// Upload a component and make it active. A signature beside it, FILE.sig, goes along.
     Push {
         /// The component.
         file: PathBuf,
@@ -194,6 +198,12 @@ pub enum PolicyCommand {
     /// Try, promote, roll back and hold versions.
     #[command(flatten)]
     Rollout(RolloutCommand),
+    /// Draw keys, sign, verify.
+    #[command(flatten)]
+    Signing(SigningCommand),
+    /// See and decide on what waits for a second operator.
+    #[command(flatten)]
+    Approval(ApprovalCommand),
 }
 
 /// Whose answer to which question.

@@ -1,5 +1,9 @@
 //! The configuration file: one YAML document, checked before any port is bound.
 
+mod trust;
+
+pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
+
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};
 use portolan_fleet::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
 use serde::Deserialize;
@@ -18,7 +22,10 @@ pub struct Config {
     #[serde(default)]
     pub policies_dir: Option<PathBuf>,
     /// Keys of the platform's operator.
-    pub operator_keys: Vec<String>,
+    pub operator_keys: Vec<OperatorKey>,
+    /// Rules for the platform's policies.
+    #[serde(default)]
+    pub policies: PoliciesConfig,
     /// User classes, the lowest first.
     #[serde(default = "default_classes")]
     pub user_classes: Vec<String>,
@@ -135,6 +142,12 @@ pub struct TenantConfig {
     /// Its class; empty: the lowest.
     #[serde(default)]
     pub user_class: String,
+    /// Whether its policies must be signed by one of `signing_keys`.
+    #[serde(default)]
+    pub require_signature: bool,
+    /// Whose signatures count for its policies; several while keys are rotated.
+    #[serde(default)]
+    pub signing_keys: Vec<SigningKey>,
 }
 
 /// Why a configuration was refused.
@@ -227,7 +240,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        if self.operator_keys.iter().all(|key| key.is_empty()) {
+        if self.operator_keys.iter().all(|key| key.key().is_empty()) {
             return Err(ConfigError::value(
                 "operator_keys",
                 "name at least one key, or nobody can administer the host",
@@ -235,7 +248,8 @@ impl Config {
         }
         let topology = self.topology()?;
         self.check_instances()?;
-        self.check_tenants(&topology)
+        self.check_tenants(&topology)?;
+        self.check_trust()
     }
 
     fn check_instances(&self) -> Result<(), ConfigError> {
@@ -261,7 +275,10 @@ impl Config {
 
     fn check_tenants(&self, topology: &Topology) -> Result<(), ConfigError> {
         let names = topology.names();
-        let mut keys: BTreeSet<&str> = self.operator_keys.iter().map(String::as_str).collect();
+        let mut keys: BTreeSet<&str> = self.operator_keys.iter().map(OperatorKey::key).collect();
+        if keys.len() != self.operator_keys.len() {
+            return Err(ConfigError::value("operator_keys", "a key stands there twice"));
+        }
         for tenant in &self.tenants {
             let key = |field| format!("tenants.{}.{field}", tenant.name);
             if tenant.keys.iter().any(|k| k.is_empty() || !keys.insert(k)) {

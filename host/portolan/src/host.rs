@@ -55,12 +55,17 @@ impl Host {
             Arc::clone(&clock),
         )?;
         let names = Arc::new(topology.names().clone());
-        let desk = Arc::new(PolicyDesk::new(DeskParts {
+        let desk = PolicyDesk::new(DeskParts {
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
             loader: Arc::new(loader),
             names: Arc::new(move || Arc::clone(&names)),
             clock: Arc::clone(&clock),
-        }));
+        });
+        let desk = desk.demanding(Arc::new(config.key_book()?));
+        let desk = Arc::new(match config.four_eyes() {
+            Some(four_eyes) => desk.with_four_eyes(four_eyes),
+            None => desk,
+        });
         desk.restore().map_err(HostError::Policies)?;
         let models = parts::load_models(&config).await?;
         let shared = Shared {

@@ -8,5 +8,6 @@ pub mod command;
 pub mod config;
 pub mod host;
 pub mod lab;
+pub mod signing;
 pub mod system;
 pub mod watch;

@@ -4,6 +4,7 @@
 //! policies/_platform/routing.wasm     bound for the platform
 //! policies/acme/routing.wasm          bound for tenant acme
 //! policies/acme/routing.json          its configuration; optional. Put it there before the component
+//! policies/acme/routing.wasm.sig      its signatures, where they are demanded. Put them there before the component
 //! policies/acme/routing.wasm.error    written here when the component was refused: what is wrong, how to mend it
 //! ```
 //!

@@ -9,6 +9,8 @@ pub mod fleet_fake;
 pub mod kvset;
 pub mod loader;
 pub mod loader_fake;
+pub mod proposal;
+pub mod signature;
 pub mod state;
 pub mod state_fake;
 pub mod state_values;
@@ -30,6 +32,11 @@ pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Reuse, Scope, Severity};
 pub use loader_fake::FakeLoader;
+pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
+pub use signature::{
+    BadSignatureText, FakeSignatures, NoSignatures, SIGNATURES_MAX_BYTES, SIGNED_PREFIX, Signatures, Signed,
+    VersionSignature,
+};
 pub use state::{Entry, PolicyState, StateQuota, StateSpace};
 pub use state_fake::MemoryState;
 pub use state_values::{StateValue, StateValues};

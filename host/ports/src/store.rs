@@ -1,8 +1,8 @@
 //! REMEMBERS: policies, bindings, tenants, keys, audit. What a call acknowledged survives `kill -9`.
 
-use crate::Scope;
+use crate::{ProposalRecord, Scope, VersionSignature};
 use bytes::Bytes;
-use portolan_base::{Moment, TenantName};
+use portolan_base::{Moment, OperatorName, TenantName};
 use portolan_decide::{Budget, TrialStage};
 use portolan_policy::QuestionKind;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,8 @@ pub struct NewVersion {
     pub component: Bytes,
     /// Its compiled artefact.
     pub compiled: Bytes,
+    /// What it is signed with.
+    pub signatures: Vec<VersionSignature>,
     /// Who uploads it.
     pub actor: String,
     /// Why.
@@ -28,7 +30,7 @@ pub struct NewVersion {
     pub at: Moment,
 }
 
-/// A version that is kept. Immutable.
+/// A version that is kept. Immutable, but for signatures that are added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionRecord {
     /// Whose policy.
@@ -41,6 +43,9 @@ pub struct VersionRecord {
     pub sha256: String,
     /// Size of the component in bytes.
     pub bytes: u64,
+    /// What it is signed with. They were good, or not demanded, when they came.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<VersionSignature>,
     /// Who uploaded it.
     pub actor: String,
     /// Why.
@@ -263,14 +268,27 @@ pub struct KeyRecord {
     pub principal: Principal,
     /// A label for people.
     pub label: String,
+    /// The person or machine that holds it, where the configuration names one: what tells two operators apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<OperatorName>,
 }
 
 impl KeyRecord {
     /// The key in words, as the audit log names it: its label and whom it lets in, never the key.
     pub fn subject(&self) -> String {
-        match &self.principal {
-            Principal::Operator => format!("key {:?} of the operator", self.label),
-            Principal::Tenant(name) => format!("key {:?} of tenant {name}", self.label),
+        match (&self.principal, &self.holder) {
+            (Principal::Operator, None) => format!("key {:?} of the operator", self.label),
+            (Principal::Operator, Some(name)) => format!("key {:?} of operator {name}", self.label),
+            (Principal::Tenant(name), _) => format!("key {:?} of tenant {name}", self.label),
+        }
+    }
+
+    /// Who is calling, as the audit log names them.
+    pub fn actor(&self) -> String {
+        match (&self.principal, &self.holder) {
+            (Principal::Operator, None) => "operator".to_owned(),
+            (Principal::Operator, Some(name)) => format!("operator {name}"),
+            (Principal::Tenant(name), _) => format!("tenant {name}"),
         }
     }
 }
@@ -345,7 +363,8 @@ pub enum StoreError {
 /// Keeps what must outlive the process. Calls block on the disk: use them off the request path, `authenticate` and
 /// `tenant` excepted.
 pub trait PolicyStore: Send + Sync {
-    /// Keeps a version. Storing the same component again returns the record of the first time.
+    /// Keeps a version. Storing the same component again returns the record of the first time, with the signatures
+    /// that came along added to it.
     fn put_version(&self, version: NewVersion) -> Result<VersionRecord, StoreError>;
 
     /// All versions of one question, oldest first.
@@ -410,7 +429,18 @@ pub trait PolicyStore: Send + Sync {
     fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError>;
 
     /// Whom a key lets in. Takes the same time whether or not the key exists.
-    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError>;
+    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
+        Ok(self.key(key)?.map(|record| record.principal))
+    }
+
+    /// What is known of a key. Takes the same time whether or not the key exists.
+    fn key(&self, key: &str) -> Result<Option<KeyRecord>, StoreError>;
+
+    /// Keeps a proposal, or what became of it; the audit log tells which.
+    fn put_proposal(&self, proposal: ProposalRecord) -> Result<(), StoreError>;
+
+    /// Every proposal, oldest first.
+    fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError>;
 
     /// The newest lines of the audit log, newest first.
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError>;

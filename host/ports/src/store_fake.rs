@@ -2,8 +2,8 @@
 //! model that the real store is compared with.
 
 use crate::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, RolloutDeed, RolloutRecord,
-    Scope, StoreError, TenantRecord, VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, RolloutDeed,
+    RolloutRecord, Scope, StoreError, TenantRecord, VersionRecord, VersionSignature,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -27,6 +27,8 @@ pub enum StoreCall {
     Unbind,
     /// [`PolicyStore::put_rollout`].
     PutRollout,
+    /// [`PolicyStore::put_proposal`].
+    PutProposal,
 }
 
 /// A [`PolicyStore`] that forgets everything when it is dropped.
@@ -48,6 +50,7 @@ struct State {
     rollouts: BTreeMap<Slot, RolloutRecord>,
     tenants: BTreeMap<TenantName, TenantRecord>,
     keys: HashMap<[u8; 32], KeyRecord>,
+    proposals: BTreeMap<u64, ProposalRecord>,
     audit: Vec<AuditRecord>,
     failing: BTreeSet<StoreCall>,
 }
@@ -117,6 +120,28 @@ impl State {
             .find(|version| version.sha256 == sha256)
     }
 
+    /// Adds the signatures that a known version came with this time.
+    fn sign(&mut self, slot: &Slot, known: VersionRecord, again: &NewVersion) -> VersionRecord {
+        let signatures = VersionSignature::merged(&known.signatures, &again.signatures);
+        if signatures == known.signatures {
+            return known;
+        }
+        let signed = VersionRecord { signatures, ..known };
+        self.note(Deed {
+            at: again.at,
+            actor: &again.actor,
+            action: "policy.sign",
+            subject: signed.subject(),
+            reason: &again.reason,
+        });
+        for version in self.versions.entry(slot.clone()).or_default() {
+            if version.sha256 == signed.sha256 {
+                version.clone_from(&signed);
+            }
+        }
+        signed
+    }
+
     fn next_generation(&mut self, slot: &Slot) -> u64 {
         let generation = self.generations.entry(slot.clone()).or_default();
         *generation += 1;
@@ -130,9 +155,9 @@ impl PolicyStore for MemoryStore {
         state.refuse_if_failing(StoreCall::PutVersion)?;
         let sha256 = hex::encode(Sha256::digest(&version.component));
         let slot = (version.scope.clone(), version.question);
-        state.compiled.insert(sha256.clone(), version.compiled);
-        if let Some(known) = state.version(&slot, &sha256) {
-            return Ok(known.clone());
+        state.compiled.insert(sha256.clone(), version.compiled.clone());
+        if let Some(known) = state.version(&slot, &sha256).cloned() {
+            return Ok(state.sign(&slot, known, &version));
         }
         let record = VersionRecord {
             scope: version.scope,
@@ -140,6 +165,7 @@ impl PolicyStore for MemoryStore {
             name: version.name,
             sha256: sha256.clone(),
             bytes: version.component.len() as u64,
+            signatures: version.signatures,
             actor: version.actor,
             reason: version.reason,
             at: version.at,
@@ -355,13 +381,28 @@ impl PolicyStore for MemoryStore {
         Ok(revoked.len())
     }
 
-    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
+    fn key(&self, key: &str) -> Result<Option<KeyRecord>, StoreError> {
         let digest: [u8; 32] = Sha256::digest(key).into();
-        Ok(self
-            .state()
-            .keys
-            .get(&digest)
-            .map(|record| record.principal.clone()))
+        Ok(self.state().keys.get(&digest).cloned())
+    }
+
+    fn put_proposal(&self, proposal: ProposalRecord) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::PutProposal)?;
+        let (action, actor, reason, at) = proposal.last_step();
+        state.note(Deed {
+            at,
+            actor,
+            action,
+            subject: proposal.subject(),
+            reason,
+        });
+        state.proposals.insert(proposal.id, proposal);
+        Ok(())
+    }
+
+    fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError> {
+        Ok(self.state().proposals.values().cloned().collect())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
@@ -404,6 +445,7 @@ mod tests {
                 name: "cheap".into(),
                 component: Bytes::from_static(b"c"),
                 compiled: Bytes::new(),
+                signatures: Vec::new(),
                 actor: "op".into(),
                 reason: String::new(),
                 at: Moment(1),

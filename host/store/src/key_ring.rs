@@ -2,7 +2,7 @@
 
 use crate::secret::PlatformSecret;
 use parking_lot::RwLock;
-use portolan_ports::{KeyRecord, Principal};
+use portolan_ports::KeyRecord;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -15,12 +15,12 @@ pub(crate) type KeyDigest = [u8; 32];
 /// a look-up takes tells nothing about the keys.
 pub(crate) struct KeyRing {
     secret: KeyDigest,
-    principals: RwLock<HashMap<KeyDigest, Principal>>,
+    records: RwLock<HashMap<KeyDigest, KeyRecord>>,
 }
 
 impl fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyRing({} keys)", self.principals.read().len())
+        write!(f, "KeyRing({} keys)", self.records.read().len())
     }
 }
 
@@ -29,13 +29,9 @@ impl KeyRing {
         secret: &PlatformSecret,
         records: impl IntoIterator<Item = (KeyDigest, KeyRecord)>,
     ) -> Self {
-        let principals = records
-            .into_iter()
-            .map(|(digest, record)| (digest, record.principal))
-            .collect();
         Self {
             secret: secret.derive(CONTEXT),
-            principals: RwLock::new(principals),
+            records: RwLock::new(records.into_iter().collect()),
         }
     }
 
@@ -43,16 +39,16 @@ impl KeyRing {
         *blake3::keyed_hash(&self.secret, key.as_bytes()).as_bytes()
     }
 
-    pub(crate) fn insert(&self, digest: KeyDigest, principal: Principal) {
-        self.principals.write().insert(digest, principal);
+    pub(crate) fn insert(&self, digest: KeyDigest, record: KeyRecord) {
+        self.records.write().insert(digest, record);
     }
 
     pub(crate) fn remove(&self, digest: &KeyDigest) {
-        self.principals.write().remove(digest);
+        self.records.write().remove(digest);
     }
 
-    pub(crate) fn principal(&self, key: &str) -> Option<Principal> {
+    pub(crate) fn record(&self, key: &str) -> Option<KeyRecord> {
         let digest = self.digest(key);
-        self.principals.read().get(&digest).cloned()
+        self.records.read().get(&digest).cloned()
     }
 }

@@ -33,10 +33,12 @@ pub(crate) enum Table {
     Keys,
     /// Sequence, eight bytes big endian → a line of the audit log.
     Audit,
+    /// Number, eight bytes big endian → a change that waits, or waited, for a second person.
+    Proposals,
 }
 
 impl Table {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Meta,
         Self::Versions,
         Self::Bindings,
@@ -44,6 +46,7 @@ impl Table {
         Self::Tenants,
         Self::Keys,
         Self::Audit,
+        Self::Proposals,
     ];
 
     const fn name(self) -> &'static str {
@@ -55,6 +58,7 @@ impl Table {
             Self::Tenants => "tenants",
             Self::Keys => "keys",
             Self::Audit => "audit",
+            Self::Proposals => "proposals",
         }
     }
 }

@@ -28,7 +28,7 @@
 //! # impl Random for Dice { fn next_u64(&self) -> u64 { 4 } }
 //! # let folder = tempfile::tempdir()?;
 //! let store = SledStore::open(folder.path(), &Dice)?;
-//! let record = KeyRecord { principal: Principal::Operator, label: "console".into() };
+//! let record = KeyRecord { principal: Principal::Operator, label: "console".into(), holder: None };
 //! store.put_key("sk-op-1", record, "init", Moment(1))?;
 //! assert_eq!(store.authenticate("sk-op-1")?, Some(Principal::Operator));
 //! assert_eq!(store.authenticate("sk-op-2")?, None);

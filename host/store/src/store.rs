@@ -2,7 +2,7 @@
 
 use crate::files;
 use crate::key_ring::{KeyDigest, KeyRing};
-use crate::ledger::{Deed, Ledger, Table, Write};
+use crate::ledger::{Deed, Ledger, Table, Turn, Write};
 use crate::opening::{lock, open_secret, read_keys};
 use crate::secret::PlatformSecret;
 use crate::slot::{
@@ -13,8 +13,8 @@ use parking_lot::RwLock;
 use portolan_base::{Moment, Random, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, Principal, RolloutDeed, RolloutRecord,
-    Scope, StoreError, TenantRecord, VersionRecord,
+    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, RolloutDeed,
+    RolloutRecord, Scope, StoreError, TenantRecord, VersionRecord, VersionSignature,
 };
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
@@ -121,6 +121,30 @@ impl SledStore {
         files::write(&path, component)
     }
 
+    /// Adds the signatures that a known version came with this time.
+    fn sign(
+        &self,
+        turn: &mut Turn,
+        (key, mut known): (String, StoredVersion),
+        again: NewVersion,
+    ) -> Result<VersionRecord, StoreError> {
+        let signatures = VersionSignature::merged(&known.record.signatures, &again.signatures);
+        if signatures == known.record.signatures {
+            return Ok(known.record);
+        }
+        known.record.signatures = signatures;
+        let write = Write::new(Table::Versions, key, &known)?;
+        let deed = Deed {
+            at: again.at,
+            actor: again.actor,
+            action: "policy.sign",
+            subject: known.record.subject(),
+            reason: again.reason,
+        };
+        self.ledger.commit(turn, deed, vec![write])?;
+        Ok(known.record)
+    }
+
     fn slot(&self, scope: &Scope, question: QuestionKind) -> Result<StoredSlot, StoreError> {
         self.slot_at(&slot_key(scope, question))
     }
@@ -138,7 +162,7 @@ impl PolicyStore for SledStore {
         let key = version_key(&version.scope, version.question, &sha256);
         let mut turn = self.ledger.turn();
         if let Some(known) = self.ledger.get::<StoredVersion>(Table::Versions, &key)? {
-            return Ok(known.record);
+            return self.sign(&mut turn, (key, known), version);
         }
         let record = VersionRecord {
             scope: version.scope,
@@ -146,6 +170,7 @@ impl PolicyStore for SledStore {
             name: version.name,
             sha256,
             bytes: version.component.len() as u64,
+            signatures: version.signatures,
             actor: version.actor,
             reason: version.reason,
             at: version.at,
@@ -369,7 +394,7 @@ impl PolicyStore for SledStore {
             reason: String::new(),
         };
         self.ledger.commit(&mut turn, deed, vec![write])?;
-        self.keys.insert(digest, record.principal);
+        self.keys.insert(digest, record);
         Ok(())
     }
 
@@ -398,8 +423,27 @@ impl PolicyStore for SledStore {
         Ok(count)
     }
 
-    fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {
-        Ok(self.keys.principal(key))
+    fn key(&self, key: &str) -> Result<Option<KeyRecord>, StoreError> {
+        Ok(self.keys.record(key))
+    }
+
+    fn put_proposal(&self, proposal: ProposalRecord) -> Result<(), StoreError> {
+        let mut turn = self.ledger.turn();
+        let write = Write::new(Table::Proposals, proposal.id.to_be_bytes(), &proposal)?;
+        let (action, actor, reason, at) = proposal.last_step();
+        let deed = Deed {
+            at,
+            actor: actor.to_owned(),
+            action,
+            subject: proposal.subject(),
+            reason: reason.to_owned(),
+        };
+        self.ledger.commit(&mut turn, deed, vec![write])
+    }
+
+    fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError> {
+        let found = self.ledger.scan(Table::Proposals, "")?;
+        Ok(found.into_iter().map(|(_, proposal)| proposal).collect())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {

@@ -5,7 +5,7 @@ use super::auth::{self, operator_only};
 use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
-use crate::policies::{Activation, By, Counts, DeskError, PolicyDesk, PolicySlot, Upload};
+use crate::policies::{Activation, By, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Upload};
 use crate::site::Site;
 use axum::Json;
 use axum::body::Body;
@@ -16,7 +16,9 @@ use axum::response::{IntoResponse, Response};
 use portolan_base::TenantName;
 use portolan_decide::Budget;
 use portolan_policy::{QuestionKind, Scope};
-use portolan_ports::{BindingRecord, Finding, PolicyReport, Principal, RolloutRecord, VersionRecord};
+use portolan_ports::{
+    BindingRecord, Finding, PolicyReport, Principal, ProposalRecord, RolloutRecord, VersionRecord,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,6 +30,9 @@ const PLATFORM: &str = "_platform";
 /// Largest component taken over HTTP in bytes. An interpreted guest with its engine has 10 to 15 MB; the check has a
 /// bound of its own and says more about what it finds.
 const COMPONENT_MAX_BYTES: usize = 32 << 20;
+
+/// The header of an upload that holds its signatures: lines of `NAME.wasm.sig`, joined by commas.
+const SIGNATURE: &str = "x-portolan-signature";
 
 /// Longest body of an activation: the configuration has at most 64 KiB, JSON escapes may double it.
 pub(super) const ACTIVATION_MAX_BYTES: usize = 256 << 10;
@@ -77,6 +82,9 @@ struct UploadedBody {
     /// Absent when the version was stored without being made active.
     #[serde(skip_serializing_if = "Option::is_none")]
     generation: Option<u64>,
+    /// Present when making it active waits for a second operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proposal: Option<Box<ProposalRecord>>,
     findings: Vec<Finding>,
 }
 
@@ -88,6 +96,9 @@ pub(super) struct SlotBody {
     versions: Vec<VersionRecord>,
     /// What is on trial and what is held.
     rollout: RolloutRecord,
+    /// Why the version in force could not be made active again, where its signatures are wanting.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    signature_findings: Vec<Finding>,
     /// Calls of each version since the slot's last change, by SHA-256, at this host.
     counts: HashMap<String, Counts>,
     /// Every binding that was made, oldest first; only where one slot is asked for.
@@ -128,29 +139,53 @@ pub(super) async fn upload(
         name,
         component,
         config: query.config,
+        signature: signature(&headers)?,
     };
     let active = query.activate.unwrap_or(true);
     let stored = on_desk(&site, turn, move |desk| match active {
         true => desk
-            .upload(upload, &by)
-            .map(|u| (u.version, u.report, Some(u.binding.generation))),
+            .submit_upload(upload, &by)
+            .map(|u| (u.stored.version, u.stored.report, Some(u.done))),
         false => desk.push(upload, &by).map(|s| (s.version, s.report, None)),
     });
     match stored.await? {
-        Ok((version, report, generation)) => {
-            Ok((StatusCode::CREATED, uploaded(version, report, generation)).into_response())
+        Ok((version, report, done)) => {
+            let status = match &done {
+                Some(Done::Proposed(_)) => StatusCode::ACCEPTED,
+                _ => StatusCode::CREATED,
+            };
+            Ok((status, uploaded(version, report, done)).into_response())
         }
         Err(error) => Ok(refusal(error)),
     }
 }
 
-fn uploaded(version: VersionRecord, report: PolicyReport, generation: Option<u64>) -> Json<UploadedBody> {
+/// What the header says of signatures; empty when there is none.
+fn signature(headers: &HeaderMap) -> Result<String, RequestError> {
+    let mut lines = Vec::new();
+    for value in headers.get_all(SIGNATURE) {
+        let line = value.to_str().map_err(|_| {
+            let message = format!("the header {SIGNATURE} holds something else than text");
+            RequestError::new(ErrorKind::BadRequest, message)
+        })?;
+        lines.push(line);
+    }
+    Ok(lines.join(","))
+}
+
+fn uploaded(version: VersionRecord, report: PolicyReport, done: Option<Done>) -> Json<UploadedBody> {
+    let (generation, proposal) = match done {
+        Some(Done::Bound(binding)) => (Some(binding.generation), None),
+        Some(Done::Proposed(proposal)) => (None, Some(proposal)),
+        Some(Done::Rollout(_) | Done::Unbound) | None => (None, None),
+    };
     Json(UploadedBody {
         version: version.sha256,
         name: version.name,
         question: version.question,
         bytes: version.bytes,
         generation,
+        proposal,
         findings: report.findings,
     })
 }
@@ -176,20 +211,30 @@ pub(super) async fn activate(
             Ok(sha256) => sha256,
             Err(error) => return Ok(Err(error)),
         };
-        desk.activate(
-            Activation {
-                slot,
-                sha256,
-                config: order.config,
-                budget: order.budget,
-            },
-            &by,
-        )
-        .map(Ok)
+        let activation = Activation {
+            slot,
+            sha256,
+            config: order.config,
+            budget: order.budget,
+        };
+        desk.submit(Order::Activate(activation), &by).map(Ok)
     });
     match done.await? {
-        Ok(bound) => Ok(Json(bound?).into_response()),
+        Ok(done) => Ok(told(done?)),
         Err(error) => Ok(refusal(error)),
+    }
+}
+
+/// What a change is answered: the record that it made, or the proposal that waits.
+pub(super) fn told(done: Done) -> Response {
+    match done {
+        Done::Bound(binding) => Json(binding).into_response(),
+        Done::Rollout(rollout) => Json(rollout).into_response(),
+        Done::Unbound => StatusCode::NO_CONTENT.into_response(),
+        Done::Proposed(proposal) => {
+            let body = serde_json::json!({ "proposal": proposal });
+            (StatusCode::ACCEPTED, Json(body)).into_response()
+        }
     }
 }
 
@@ -202,8 +247,8 @@ pub(super) async fn unbind(
     let (slot, actor) = enter(&site, path, &headers)?;
     let by = by(&actor, &errors::query(query)?.reason)?;
     let turn = turn(&site, &slot.scope)?;
-    match on_desk(&site, turn, move |desk| desk.unbind(&slot, &by)).await? {
-        Ok(()) => Ok(StatusCode::NO_CONTENT.into_response()),
+    match on_desk(&site, turn, move |desk| desk.submit(Order::Unbind(slot), &by)).await? {
+        Ok(done) => Ok(told(done)),
         Err(error) => Ok(refusal(error)),
     }
 }
@@ -256,10 +301,15 @@ fn slot_body(
     let binding = bindings
         .iter()
         .find(|b| b.scope == slot.scope && b.question == slot.question);
+    let versions = desk.versions(slot)?;
+    let in_force = binding.and_then(|b| versions.iter().find(|version| version.sha256 == b.sha256));
     Ok(SlotBody {
         question: slot.question,
         binding: binding.cloned(),
-        versions: desk.versions(slot)?,
+        signature_findings: in_force
+            .map(|version| desk.signature_findings(slot, version))
+            .unwrap_or_default(),
+        versions,
         rollout: desk.rollout(slot)?,
         counts: desk.counts(slot),
         history: None,
@@ -281,19 +331,17 @@ pub(super) fn enter(
 }
 
 fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, String), RequestError> {
-    let principal = auth::principal(site, headers)?;
+    let key = auth::key(site, headers)?;
+    let actor = key.actor();
     if tenant == PLATFORM {
-        return match principal {
-            Principal::Operator => Ok((Scope::Platform, "operator".to_owned())),
+        return match key.principal {
+            Principal::Operator => Ok((Scope::Platform, actor)),
             Principal::Tenant(_) => Err(operator_only()),
         };
     }
     let named = TenantName::new(tenant).ok();
-    match principal {
-        Principal::Tenant(own) if named.as_ref() == Some(&own) => {
-            let actor = format!("tenant {own}");
-            Ok((Scope::Tenant(own), actor))
-        }
+    match key.principal {
+        Principal::Tenant(own) if named.as_ref() == Some(&own) => Ok((Scope::Tenant(own), actor)),
         // Whether another tenant exists is none of the caller's business.
         Principal::Tenant(_) => Err(RequestError::new(
             ErrorKind::Forbidden,
@@ -309,7 +357,7 @@ fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, Strin
                 RequestError::new(ErrorKind::Internal, "the tenant could not be looked up").with_detail(error)
             })?;
             known.ok_or_else(missing)?;
-            Ok((Scope::Tenant(name), "operator".to_owned()))
+            Ok((Scope::Tenant(name), actor))
         }
     }
 }
@@ -402,6 +450,12 @@ pub(super) fn refusal(error: DeskError) -> Response {
         DeskError::BadBudget(_) => RequestError::bad_field("budget", text).into_response(),
         DeskError::Pinned { .. } => RequestError::new(ErrorKind::Conflict, text)
             .with_code("policy_pinned")
+            .into_response(),
+        DeskError::NeedsApproval(_) => RequestError::new(ErrorKind::Conflict, text)
+            .with_code("approval_needed")
+            .into_response(),
+        DeskError::NotYours(_) => RequestError::new(ErrorKind::Forbidden, text)
+            .with_code("own_proposal")
             .into_response(),
         DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
             .with_code("policy_conflict")

@@ -3,17 +3,15 @@
 use super::admin::{self, ACTIVATION_MAX_BYTES, SlotPath};
 use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
-use crate::policies::{By, DeskError, PolicyDesk, PolicySlot, RollBack, TrialOrder};
+use crate::policies::{DeskError, Order, PolicyDesk, PolicySlot, RollBack, TrialOrder};
 use crate::site::Site;
-use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use portolan_decide::{Budget, Percent, TrialStage};
-use portolan_ports::{BindingRecord, RolloutRecord};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -111,14 +109,6 @@ impl ChangeBody {
     }
 }
 
-/// What a change is answered: the record that it made.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Changed {
-    Binding(Box<BindingRecord>),
-    Rollout(Box<RolloutRecord>),
-}
-
 pub(super) async fn change(
     State(site): State<Arc<Site>>,
     path: ChangePath,
@@ -137,9 +127,14 @@ pub(super) async fn change(
     let order = parse(&headers, &order)?;
     order.refuse_fields_beyond(change)?;
     let by = admin::by(&actor, &order.reason)?;
-    let done = admin::on_desk(&site, turn, move |desk| apply(desk, slot, change, order, &by));
+    let done = admin::on_desk(&site, turn, move |desk| {
+        match order_of(desk, slot, change, order)? {
+            Ok(order) => desk.submit(order, &by).map(Ok),
+            Err(error) => Ok(Err(error)),
+        }
+    });
     match done.await? {
-        Ok(changed) => Ok(Json(changed?).into_response()),
+        Ok(done) => Ok(admin::told(done?)),
         Err(error) => Ok(admin::refusal(error)),
     }
 }
@@ -158,13 +153,13 @@ fn parse(headers: &HeaderMap, order: &[u8]) -> Result<ChangeBody, RequestError> 
     })
 }
 
-fn apply(
+/// What the desk is asked.
+fn order_of(
     desk: &PolicyDesk,
     slot: PolicySlot,
     change: Change,
     order: ChangeBody,
-    by: &By,
-) -> Result<Result<Changed, RequestError>, DeskError> {
+) -> Result<Result<Order, RequestError>, DeskError> {
     let version = match &order.version {
         None => None,
         Some(asked) => match admin::full_version(&desk.versions(&slot)?, asked) {
@@ -172,30 +167,27 @@ fn apply(
             Err(error) => return Ok(Err(error)),
         },
     };
-    let rollout = |record| Changed::Rollout(Box::new(record));
-    let binding = |record| Changed::Binding(Box::new(record));
-    let changed = match change {
+    let order = match change {
         Change::Shadow | Change::Canary => {
             let stage = match order.stage(change) {
                 Ok(stage) => stage,
                 Err(error) => return Ok(Err(error)),
             };
-            let order = TrialOrder {
+            Order::Try(TrialOrder {
                 slot,
                 sha256: version,
                 stage,
                 config: order.config,
                 budget: order.budget,
-            };
-            rollout(desk.try_out(order, by)?)
+            })
         }
-        Change::Promote => binding(desk.promote(&slot, by)?),
-        Change::Withdraw => rollout(desk.withdraw(&slot, by)?),
-        Change::Rollback => binding(desk.roll_back(&RollBack { slot, to: version }, by)?),
-        Change::Pin => rollout(desk.pin(&slot, by)?),
-        Change::Unpin => rollout(desk.unpin(&slot, by)?),
-        Change::Disable => rollout(desk.disable(&slot, by)?),
-        Change::Enable => rollout(desk.enable(&slot, by)?),
+        Change::Promote => Order::Promote(slot),
+        Change::Withdraw => Order::Withdraw(slot),
+        Change::Rollback => Order::RollBack(RollBack { slot, to: version }),
+        Change::Pin => Order::Pin(slot),
+        Change::Unpin => Order::Unpin(slot),
+        Change::Disable => Order::Disable(slot),
+        Change::Enable => Order::Enable(slot),
     };
-    Ok(Ok(changed))
+    Ok(Ok(order))
 }

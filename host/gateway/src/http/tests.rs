@@ -9,3 +9,4 @@ mod records;
 mod shapes;
 mod streams;
 mod support;
+mod trust;

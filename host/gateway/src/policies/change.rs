@@ -8,13 +8,16 @@ use bytes::Bytes;
 use portolan_base::id::check_name;
 use portolan_decide::{Budget, PolicyTable};
 use portolan_policy::Policy;
-use portolan_ports::{BindingChange, BindingRecord, NewVersion, PolicyReport, VersionRecord};
+use portolan_ports::{
+    BindingChange, BindingRecord, NewVersion, PolicyReport, VersionRecord, VersionSignature,
+};
 use std::sync::Arc;
 
 /// An upload that was found good: checked, compiled and loaded once.
 struct Proven {
     report: PolicyReport,
     compiled: Bytes,
+    signatures: Vec<VersionSignature>,
     policy: Arc<dyn Policy>,
 }
 
@@ -43,13 +46,14 @@ impl NewBinding {
 impl PolicyDesk {
     /// Keeps a component and makes it active.
     pub fn upload(&self, upload: Upload, by: &By) -> Result<Uploaded, DeskError> {
+        self.refuse_alone(&upload.slot, by)?;
         refuse_if_pinned(&self.rollout(&upload.slot)?, &upload.slot)?;
         let proven = self.prove(&upload)?;
         let name = upload.name.clone();
         let config = upload.config.clone();
         let slot = upload.slot.clone();
         let _changing = self.changing.lock();
-        let version = self.keep(upload, proven.compiled, by)?;
+        let version = self.keep(upload, (proven.compiled, proven.signatures), by)?;
         let new = NewBinding {
             name,
             sha256: version.sha256.clone(),
@@ -68,7 +72,7 @@ impl PolicyDesk {
     /// Keeps a component without making it active.
     pub fn push(&self, upload: Upload, by: &By) -> Result<Stored, DeskError> {
         let proven = self.prove(&upload)?;
-        let version = self.keep(upload, proven.compiled, by)?;
+        let version = self.keep(upload, (proven.compiled, proven.signatures), by)?;
         Ok(Stored {
             version,
             report: proven.report,
@@ -114,6 +118,7 @@ impl PolicyDesk {
     /// Removes a binding: from then on the platform's policy answers, or the built-in one.
     pub fn unbind(&self, slot: &PolicySlot, by: &By) -> Result<(), DeskError> {
         let _changing = self.changing.lock();
+        self.refuse_alone(slot, by)?;
         refuse_if_pinned(&self.rollout(slot)?, slot)?;
         let now = self.parts.clock.now();
         self.parts
@@ -127,13 +132,14 @@ impl PolicyDesk {
     /// Checks, compiles and loads, touching neither store nor table.
     fn prove(&self, upload: &Upload) -> Result<Proven, DeskError> {
         check_name(&upload.name)?;
-        let report = self
+        let mut report = self
             .parts
             .loader
             .check(Some(upload.slot.question), &upload.component);
         if !report.ok {
             return Err(DeskError::Rejected(report));
         }
+        let signatures = self.check_upload(upload, &mut report)?;
         check_config(&upload.config)?;
         let compiled = Bytes::from(self.parts.loader.compile(&upload.component)?);
         let binding = self.binding(&upload.slot, &upload.name, &report.sha256, &upload.config);
@@ -144,6 +150,7 @@ impl PolicyDesk {
         Ok(Proven {
             report,
             compiled,
+            signatures,
             policy,
         })
     }
@@ -170,13 +177,19 @@ impl PolicyDesk {
         Ok(loader.load(&binding, &component, Some(&compiled))?)
     }
 
-    fn keep(&self, upload: Upload, compiled: Bytes, by: &By) -> Result<VersionRecord, DeskError> {
+    fn keep(
+        &self,
+        upload: Upload,
+        (compiled, signatures): (Bytes, Vec<VersionSignature>),
+        by: &By,
+    ) -> Result<VersionRecord, DeskError> {
         Ok(self.parts.store.put_version(NewVersion {
             scope: upload.slot.scope,
             question: upload.slot.question,
             name: upload.name,
             component: upload.component,
             compiled,
+            signatures,
             actor: by.actor.clone(),
             reason: by.reason.clone(),
             at: self.parts.clock.now(),
@@ -190,8 +203,10 @@ impl PolicyDesk {
         (new, policy): (NewBinding, Arc<dyn Policy>),
         by: &By,
     ) -> Result<BindingRecord, DeskError> {
+        self.refuse_alone(slot, by)?;
         let rollout = self.rollout(slot)?;
         refuse_if_pinned(&rollout, slot)?;
+        self.check_stored(slot, &new.sha256)?;
         let binding = self.parts.store.bind(BindingRecord {
             scope: slot.scope.clone(),
             question: slot.question,

@@ -34,6 +34,12 @@ pub enum DeskError {
         /// By whom and why.
         pin: HoldRecord,
     },
+    /// It needs a second person, and came by a way that asks for none.
+    #[error("a change of {0} needs a second operator's approval")]
+    NeedsApproval(PolicySlot),
+    /// Who asks may not decide.
+    #[error("{0}")]
+    NotYours(String),
     /// It does not fit what is there.
     #[error("{0}")]
     Conflict(String),

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use portolan_decide::{Budget, TrialStage};
 use portolan_policy::{QuestionKind, Scope};
-use portolan_ports::{BindingRecord, PolicyReport, VersionRecord};
+use portolan_ports::{BindingRecord, PolicyReport, ProposalRecord, RolloutRecord, SlotState, VersionRecord};
 use serde::Serialize;
 use std::fmt;
 
@@ -39,6 +39,20 @@ pub struct By {
     pub actor: String,
     /// Why; may be empty.
     pub reason: String,
+    /// What lets it through where a second person is needed.
+    pub(super) authority: Authority,
+}
+
+/// On whose word a change is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Authority {
+    /// The actor's own.
+    #[default]
+    Own,
+    /// The host's, which enforces what was agreed on before.
+    Host,
+    /// A second person's, for a slot that stands like this.
+    Approved(Box<SlotState>),
 }
 
 impl By {
@@ -47,6 +61,15 @@ impl By {
         Self {
             actor: actor.to_owned(),
             reason: reason.to_owned(),
+            authority: Authority::Own,
+        }
+    }
+
+    /// The host itself acts.
+    pub(super) fn host(actor: &str, reason: &str) -> Self {
+        Self {
+            authority: Authority::Host,
+            ..Self::new(actor, reason)
         }
     }
 }
@@ -63,6 +86,8 @@ pub struct Upload {
     /// The binding's text for `configure`, JSON by convention, at most 64 KiB. A push checks the component with it
     /// and does not keep it.
     pub config: String,
+    /// The text of its signatures, see [`portolan_ports::VersionSignature::read_all`]; empty: it has none.
+    pub signature: String,
 }
 
 /// A stored version to be made active.
@@ -101,6 +126,71 @@ pub struct RollBack {
     pub slot: PolicySlot,
     /// SHA-256 of the component, hexadecimal; `None`: the one before the one in force.
     pub to: Option<String>,
+}
+
+/// Anything that can be done to a slot whose versions are stored.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// A version answers.
+    Activate(Activation),
+    /// A version goes on trial, or further on it.
+    Try(TrialOrder),
+    /// The version on trial answers everyone.
+    Promote(PolicySlot),
+    /// The trial ends.
+    Withdraw(PolicySlot),
+    /// An earlier binding comes back.
+    RollBack(RollBack),
+    /// Nothing is bound.
+    Unbind(PolicySlot),
+    /// The binding may not be changed.
+    Pin(PolicySlot),
+    /// It may be changed again.
+    Unpin(PolicySlot),
+    /// The fallback answers.
+    Disable(PolicySlot),
+    /// The versions answer again.
+    Enable(PolicySlot),
+}
+
+impl Order {
+    /// What it is done to.
+    pub const fn slot(&self) -> &PolicySlot {
+        match self {
+            Self::Activate(Activation { slot, .. })
+            | Self::Try(TrialOrder { slot, .. })
+            | Self::RollBack(RollBack { slot, .. })
+            | Self::Promote(slot)
+            | Self::Withdraw(slot)
+            | Self::Unbind(slot)
+            | Self::Pin(slot)
+            | Self::Unpin(slot)
+            | Self::Disable(slot)
+            | Self::Enable(slot) => slot,
+        }
+    }
+}
+
+/// What came of an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// This is in force.
+    Bound(Box<BindingRecord>),
+    /// This is on trial and held.
+    Rollout(Box<RolloutRecord>),
+    /// Nothing is bound.
+    Unbound,
+    /// It waits for a second person.
+    Proposed(Box<ProposalRecord>),
+}
+
+/// What came of an upload.
+#[derive(Clone, Debug)]
+pub struct UploadDone {
+    /// The version that was kept.
+    pub stored: Stored,
+    /// What came of making it active.
+    pub done: Done,
 }
 
 /// A version that was kept without being made active.

@@ -22,6 +22,8 @@ pub struct NotRestored {
 pub struct Restored {
     /// Active again.
     pub active: Vec<BindingRecord>,
+    /// Active again although their signatures would not let them be activated today.
+    pub distrusted: Vec<BindingRecord>,
     /// Bound, but answering with a fault, so that the question's fallback applies.
     pub failed: Vec<NotRestored>,
 }
@@ -91,6 +93,9 @@ impl PolicyDesk {
         let (name, version) = (&*binding.name, &*binding.sha256);
         match self.load_stored(slot, (name, version, &binding.config)) {
             Ok(policy) => {
+                if self.is_distrusted(slot, version) {
+                    restored.distrusted.push(binding.clone());
+                }
                 restored.active.push(binding);
                 policy
             }

@@ -31,6 +31,7 @@ impl PolicyDesk {
         let (slot, stage) = (order.slot.clone(), order.stage);
         let mut trial = self.trial_of(order, by)?;
         trial.budget.check()?;
+        self.check_stored(&slot, &trial.sha256)?;
         let policy = self.load_stored(&slot, (&trial.name, &trial.sha256, &trial.config))?;
         let _changing = self.changing.lock();
         let rollout = self.rollout(&slot)?;
@@ -108,21 +109,30 @@ impl PolicyDesk {
         self.roll_back_from(order, self.bound(&order.slot)?.as_ref(), by)
     }
 
+    /// The binding that a roll-back brings back.
+    pub(super) fn earlier(
+        &self,
+        RollBack { slot, to }: &RollBack,
+        bound: Option<&BindingRecord>,
+    ) -> Result<BindingRecord, DeskError> {
+        let history = self.history(slot)?;
+        let earlier = match to {
+            Some(sha256) => history.iter().rev().find(|binding| binding.sha256 == *sha256),
+            None => before(&history, bound.is_some()),
+        };
+        earlier
+            .cloned()
+            .ok_or_else(|| DeskError::NotFound(format!("an earlier binding of {slot} to roll back to")))
+    }
+
     fn roll_back_from(
         &self,
         order: &RollBack,
         bound: Option<&BindingRecord>,
         by: &By,
     ) -> Result<BindingRecord, DeskError> {
-        let RollBack { slot, to } = order;
-        let history = self.history(slot)?;
-        let earlier = match to {
-            Some(sha256) => history.iter().rev().find(|binding| binding.sha256 == *sha256),
-            None => before(&history, bound.is_some()),
-        };
-        let earlier = earlier
-            .cloned()
-            .ok_or_else(|| DeskError::NotFound(format!("an earlier binding of {slot} to roll back to")))?;
+        let slot = &order.slot;
+        let earlier = self.earlier(order, bound)?;
         let policy = self.load_stored(slot, (&earlier.name, &earlier.sha256, &earlier.config))?;
         let _changing = self.changing.lock();
         if self.bound(slot)?.as_ref() != bound {
@@ -182,7 +192,7 @@ impl PolicyDesk {
     /// do, or nothing may be done since the binding is pinned or has none before it.
     pub fn enforce(&self, breach: &Breach) -> Result<Option<Enforced>, DeskError> {
         let Breach { slot, version, spent } = breach;
-        let by = By::new(BUDGET, &spent.to_string());
+        let by = By::host(BUDGET, &spent.to_string());
         {
             let _changing = self.changing.lock();
             let trial = self.rollout(slot)?.trial;
@@ -205,7 +215,12 @@ impl PolicyDesk {
                 tracing::warn!(%slot, version, to, %spent, "a policy was rolled back: its budget is spent");
                 Ok(Some(Enforced::RolledBack))
             }
-            Err(error @ (DeskError::Pinned { .. } | DeskError::NotFound(_) | DeskError::Conflict(_))) => {
+            Err(
+                error @ (DeskError::Pinned { .. }
+                | DeskError::NotFound(_)
+                | DeskError::Conflict(_)
+                | DeskError::Rejected(_)),
+            ) => {
                 tracing::warn!(%slot, version, %spent, %error, "the budget of a policy is spent, and it stays bound");
                 Ok(None)
             }
@@ -221,7 +236,7 @@ impl PolicyDesk {
 
     /// The trial that an order describes. What it leaves out is taken from the trial that runs, when that is of the
     /// same version, then from the version's last binding.
-    fn trial_of(&self, order: TrialOrder, by: &By) -> Result<TrialRecord, DeskError> {
+    pub(super) fn trial_of(&self, order: TrialOrder, by: &By) -> Result<TrialRecord, DeskError> {
         let TrialOrder {
             slot,
             sha256,
@@ -252,7 +267,11 @@ impl PolicyDesk {
         })
     }
 
-    fn on_trial(&self, rollout: &RolloutRecord, slot: &PolicySlot) -> Result<TrialRecord, DeskError> {
+    pub(super) fn on_trial(
+        &self,
+        rollout: &RolloutRecord,
+        slot: &PolicySlot,
+    ) -> Result<TrialRecord, DeskError> {
         let missing = || DeskError::NotFound(format!("a version on trial in {slot}"));
         rollout.trial.clone().ok_or_else(missing)
     }
@@ -275,6 +294,9 @@ impl PolicyDesk {
         let _changing = self.changing.lock();
         let mut rollout = self.rollout(slot)?;
         set(&mut rollout)?;
+        if change == RolloutChange::Enable {
+            self.check_enabled(slot, &rollout)?;
+        }
         let changes_answers = matches!(change, RolloutChange::Disable | RolloutChange::Enable);
         // Loaded before the store is told: a change that is acknowledged is in force.
         let table = if changes_answers {
@@ -298,13 +320,17 @@ impl PolicyDesk {
         (change, subject): (RolloutChange, String),
         by: &By,
     ) -> Result<(), DeskError> {
+        let slot = PolicySlot::new(rollout.scope.clone(), rollout.question);
         let deed = RolloutDeed {
             change,
             subject,
             actor: by.actor.clone(),
-            reason: by.reason.clone(),
+            reason: self.told_reason(&slot, by),
             at: self.parts.clock.now(),
         };
+        if change != RolloutChange::Disable {
+            self.refuse_alone(&slot, by)?;
+        }
         Ok(self.parts.store.put_rollout(rollout, deed)?)
     }
 }
@@ -344,4 +370,4 @@ fn before(history: &[BindingRecord], is_bound: bool) -> Option<&BindingRecord> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -39,6 +39,7 @@ pub(super) fn upload(slot: PolicySlot, component: &str) -> Upload {
         name: "mine".into(),
         component: component.to_owned().into(),
         config: String::new(),
+        signature: String::new(),
     }
 }
 

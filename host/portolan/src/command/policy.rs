@@ -37,6 +37,8 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             componentize(&file, &output).map_err(|e| e.as_json(as_json))
         }
         PolicyCommand::Rollout(command) => super::rollout::run(command, as_json),
+        PolicyCommand::Signing(command) => super::signing::run(command, as_json),
+        PolicyCommand::Approval(command) => super::approval::run(command, as_json),
         PolicyCommand::Push {
             file,
             slot,
@@ -49,6 +51,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             let name = name.map_or_else(|| name_of(&file), Ok);
             let active = if inactive { "false" } else { "true" };
             let component = read(&file);
+            let signatures = super::signing::beside(&file);
             let pushed = name.and_then(|name| {
                 let query = [
                     ("name", &*name),
@@ -57,7 +60,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
                     ("activate", active),
                 ];
                 client(&server)
-                    .put(&path(&slot), &query, &component?)
+                    .put_signed(&path(&slot), &query, (&component?, &signatures?))
                     .map_err(|e| refused(&e))
             });
             finish(pushed, as_json, &said_of_upload)
@@ -79,7 +82,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             }
             let activated = client(&server).post(&format!("{}/activate", path(&slot)), &body);
             finish(activated.map_err(|e| refused(&e)), as_json, &|body| {
-                vec![format!("active: {}", compact(body))]
+                super::approval::waiting(body).unwrap_or_else(|| vec![format!("active: {}", compact(body))])
             })
         }
     }
@@ -137,7 +140,7 @@ fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
     out
 }
 
-fn said_of_finding(finding: &Finding) -> Vec<String> {
+pub(super) fn said_of_finding(finding: &Finding) -> Vec<String> {
     let word = match finding.severity {
         Severity::Note => "note",
         Severity::Warning => "warning",
@@ -152,11 +155,11 @@ fn said_of_finding(finding: &Finding) -> Vec<String> {
 
 fn said_of_upload(body: &Value) -> Vec<String> {
     let text = |key: &str| body[key].as_str().unwrap_or("?").to_owned();
-    let state = body["generation"]
-        .as_u64()
-        .map_or("kept, not active".to_owned(), |g| {
-            format!("active, generation {g}")
-        });
+    let state = match (body["generation"].as_u64(), body["proposal"]["id"].as_u64()) {
+        (Some(generation), _) => format!("active, generation {generation}"),
+        (None, Some(id)) => format!("kept; proposal {id} to make it active waits for a second operator"),
+        (None, None) => "kept, not active".to_owned(),
+    };
     let mut out = vec![format!(
         "{} {} ({})",
         text("name"),
@@ -180,13 +183,27 @@ fn said_of_list(body: &Value) -> Vec<String> {
                 version["name"].as_str().unwrap_or("?"),
                 version["actor"].as_str().unwrap_or("?"),
             );
-            out.push(format!("  {mark} {}  {name:<20} by {actor}", short(sha)));
+            let signed = signed_by(version);
+            out.push(format!("  {mark} {}  {name:<20} by {actor}{signed}", short(sha)));
         }
+        let findings = slot["signature_findings"].clone();
+        let findings: Vec<Finding> = serde_json::from_value(findings).unwrap_or_default();
+        out.extend(findings.iter().flat_map(said_of_finding));
     }
     if out.is_empty() {
         out.push("nothing is stored; the built-in policies answer".to_owned());
     }
     out
+}
+
+/// The keys that signed a version.
+fn signed_by(version: &Value) -> String {
+    let signatures = version["signatures"].as_array().into_iter().flatten();
+    let keys: Vec<&str> = signatures.filter_map(|s| s["key_id"].as_str()).collect();
+    match keys.is_empty() {
+        true => String::new(),
+        false => format!(", signed by {}", keys.join(", ")),
+    }
 }
 
 pub(super) fn finish(
@@ -226,7 +243,7 @@ fn compact(value: &Value) -> String {
     value.to_string()
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+pub(super) fn read(file: &Path) -> Result<Vec<u8>, Failure> {
     std::fs::read(file).map_err(|e| Failure::new(format!("{}: {e}", file.display())))
 }
 

@@ -139,6 +139,9 @@ pub(super) fn run(command: RolloutCommand, as_json: bool) -> Result<(), Failure>
 
 /// The answer is a binding, or what holds beside one.
 fn said(body: &Value) -> Vec<String> {
+    if let Some(waiting) = super::approval::waiting(body) {
+        return waiting;
+    }
     let version = |of: &Value| {
         let text = |key: &str| of[key].as_str().unwrap_or("?").to_owned();
         format!("{} {}", text("name"), short(&text("sha256")))

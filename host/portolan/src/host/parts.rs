@@ -1,7 +1,7 @@
 //! What the sites of a host share, and how each piece is made.
 
-use crate::config::{Config, ConfigError, SimulatedWan};
-use portolan_base::{BitsPerSecond, Clock, ModelName, Random};
+use crate::config::{Config, ConfigError, OperatorKey, SimulatedWan};
+use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
 use portolan_gateway::policies::{DeskError, PolicyDesk};
@@ -164,18 +164,20 @@ pub(super) fn record_tenants(
     store: &SledStore,
     clock: &dyn Clock,
 ) -> Result<(), StoreError> {
-    let let_in = |key: &str, principal: Principal| -> Result<(), StoreError> {
-        if store.authenticate(key)?.as_ref() == Some(&principal) {
+    let let_in = |key: &str, principal: Principal, holder: Option<OperatorName>| -> Result<(), StoreError> {
+        let known = store.key(key)?;
+        if known.is_some_and(|known| known.principal == principal && known.holder == holder) {
             return Ok(());
         }
         let record = KeyRecord {
             principal,
             label: CONFIGURATION.to_owned(),
+            holder,
         };
         store.put_key(key, record, CONFIGURATION, clock.now())
     };
     for key in &config.operator_keys {
-        let_in(key, Principal::Operator)?;
+        let_in(key.key(), Principal::Operator, key.holder().cloned())?;
     }
     let lowest = config.user_classes.first().cloned().unwrap_or_default();
     for tenant in &config.tenants {
@@ -199,15 +201,15 @@ pub(super) fn record_tenants(
             store.put_tenant(record, CONFIGURATION, clock.now())?;
         }
         for key in &tenant.keys {
-            let_in(key, Principal::Tenant(tenant.name.clone()))?;
+            let_in(key, Principal::Tenant(tenant.name.clone()), None)?;
         }
     }
     let of_tenants = config.tenants.iter().flat_map(|tenant| &tenant.keys);
     let named: Vec<&str> = config
         .operator_keys
         .iter()
-        .chain(of_tenants)
-        .map(String::as_str)
+        .map(OperatorKey::key)
+        .chain(of_tenants.map(String::as_str))
         .collect();
     let revoked = store.retain_keys(CONFIGURATION, &named, CONFIGURATION, clock.now())?;
     if revoked > 0 {
@@ -309,6 +311,7 @@ mod tests {
         let record = KeyRecord {
             principal: Principal::Operator,
             label: "console".to_owned(),
+            holder: None,
         };
         let store = SledStore::open(folder.path(), &OsRandom).unwrap();
         let now = SystemClock::start().now();

@@ -85,6 +85,10 @@ impl PolicyFolder {
                 tracing::info!(%slot, version = binding.sha256, generation = binding.generation, "policy activated");
                 withdraw(&place::report(&component));
             }
+            Outcome::Proposed(id) => {
+                tracing::info!(%slot, proposal = id, "the policy file waits for an operator's approval");
+                withdraw(&place::report(&component));
+            }
             Outcome::Unchanged => withdraw(&place::report(&component)),
             Outcome::Older => {
                 tracing::info!(%slot, "the policy file is older than the last binding and is left alone");

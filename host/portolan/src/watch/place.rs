@@ -16,9 +16,11 @@ pub(super) enum Kind {
     Component(QuestionKind),
     /// `QUESTION.json`.
     Config(QuestionKind),
+    /// `QUESTION.wasm.sig`.
+    Signature(QuestionKind),
     /// `NAME.wasm.error`, of the component `NAME.wasm`.
     Report(String),
-    /// Ends in `.wasm` or `.json`, and names no question.
+    /// Ends in `.wasm`, `.wasm.sig` or `.json`, and names no question.
     Misnamed,
     /// Someone else's.
     Other,
@@ -33,6 +35,10 @@ pub(super) fn kind(name: &str) -> Kind {
     match name.rsplit_once('.') {
         Some((stem, "wasm")) => question(stem).map_or(Kind::Misnamed, Kind::Component),
         Some((stem, "json")) => question(stem).map_or(Kind::Misnamed, Kind::Config),
+        Some((component, "sig")) if component.ends_with(".wasm") => {
+            let stem = component.trim_end_matches(".wasm");
+            question(stem).map_or(Kind::Misnamed, Kind::Signature)
+        }
         Some((component, "error")) if component.ends_with(".wasm") => Kind::Report(component.to_owned()),
         _ => Kind::Other,
     }
@@ -54,6 +60,11 @@ pub(super) fn component(root: &Path, slot: &PolicySlot) -> PathBuf {
 /// The configuration of a slot, below `root`.
 pub(super) fn config(root: &Path, slot: &PolicySlot) -> PathBuf {
     in_scope(root, slot).join(format!("{}.json", slot.question))
+}
+
+/// The signatures of a slot's component, below `root`.
+pub(super) fn signature(root: &Path, slot: &PolicySlot) -> PathBuf {
+    in_scope(root, slot).join(format!("{}.wasm.sig", slot.question))
 }
 
 /// Where a component that was refused is told so.

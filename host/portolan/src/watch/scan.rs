@@ -83,11 +83,13 @@ impl Scan {
     /// The folder of one scope.
     fn scope(&mut self, folder: &Path, scope: &Scope) {
         let (mut components, mut configs) = (BTreeMap::new(), BTreeMap::new());
+        let mut signatures = BTreeMap::new();
         let (mut names, mut reports) = (BTreeSet::new(), Vec::new());
         for (name, entry) in self.entries(folder) {
             match place::kind(&name) {
                 Kind::Component(question) => drop(components.insert(question, entry)),
                 Kind::Config(question) => drop(configs.insert(question, entry)),
+                Kind::Signature(question) => drop(signatures.insert(question, entry)),
                 Kind::Report(component) => reports.push((component, entry.path())),
                 Kind::Misnamed if name.ends_with(".wasm") => {
                     let finding = error(
@@ -97,10 +99,10 @@ impl Scan {
                     );
                     self.refused.insert(entry.path(), finding);
                 }
-                Kind::Misnamed => drop(
-                    self.odd
-                        .insert(entry.path(), "the configuration of no question".into()),
-                ),
+                Kind::Misnamed => drop(self.odd.insert(
+                    entry.path(),
+                    "the configuration or signature of no question".into(),
+                )),
                 Kind::Other => {}
             }
             names.insert(name);
@@ -110,16 +112,22 @@ impl Scan {
             .filter(|(component, _)| !names.contains(component));
         self.stale_reports.extend(stale.map(|(_, path)| path));
         for (question, component) in components {
-            self.slot(scope, question, (&component, configs.get(&question)));
+            let beside = (configs.get(&question), signatures.get(&question));
+            self.slot(scope, question, (&component, beside));
         }
     }
 
-    fn slot(&mut self, scope: &Scope, question: QuestionKind, files: (&DirEntry, Option<&DirEntry>)) {
-        let (component, config) = files;
+    fn slot(
+        &mut self,
+        scope: &Scope,
+        question: QuestionKind,
+        (component, (config, signed)): (&DirEntry, (Option<&DirEntry>, Option<&DirEntry>)),
+    ) {
         let seen = signature(component).and_then(|component| {
             Ok(Sighting {
                 component,
                 config: config.map(signature).transpose()?,
+                signature: signed.map(signature).transpose()?,
             })
         });
         match seen {

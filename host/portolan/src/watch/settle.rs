@@ -21,14 +21,23 @@ pub(super) struct Signature {
 pub(super) struct Sighting {
     pub(super) component: Signature,
     pub(super) config: Option<Signature>,
+    pub(super) signature: Option<Signature>,
 }
 
 impl Sighting {
-    /// When the younger of the files was written.
+    /// When the youngest of the files was written.
     pub(super) fn modified(&self) -> Moment {
-        self.config.map_or(self.component.modified, |config| {
-            config.modified.max(self.component.modified)
-        })
+        let beside = self.config.into_iter().chain(self.signature);
+        beside
+            .map(|file| file.modified)
+            .fold(self.component.modified, Moment::max)
+    }
+
+    /// Whether all that belongs to the component was there before, as it is.
+    fn beside_unchanged(&self, before: Option<&Self>) -> bool {
+        let same = |now: Option<Signature>, then: Option<Signature>| now.is_none() || now == then;
+        same(self.config, before.and_then(|before| before.config))
+            && same(self.signature, before.and_then(|before| before.signature))
     }
 }
 
@@ -65,9 +74,8 @@ impl Settling {
             let Some((_, Phase::Settling(since))) = self.slots.get(slot) else {
                 continue;
             };
-            let config_unchanged =
-                sighting.config.is_none() || before.and_then(|b| b.config) == sighting.config;
-            if now.since(*since) >= SETTLE || (renamed.contains(slot) && config_unchanged) {
+            let beside_unchanged = sighting.beside_unchanged(before.as_ref());
+            if now.since(*since) >= SETTLE || (renamed.contains(slot) && beside_unchanged) {
                 complete.push((slot.clone(), *sighting));
             }
         }
@@ -120,6 +128,7 @@ mod tests {
             Sighting {
                 component: signature(len),
                 config: None,
+                signature: None,
             },
         )]);
         let renamed = renamed.then(slot).into_iter().collect();
@@ -160,6 +169,7 @@ mod tests {
         let with_config = Sighting {
             component: signature(2),
             config: Some(signature(1)),
+            signature: None,
         };
         let seen = BTreeMap::from([(slot(), with_config)]);
         let renamed = BTreeSet::from([slot()]);

@@ -5,9 +5,12 @@ use super::scan::{error, signature_of};
 use super::settle::{Sighting, Signature};
 use bytes::Bytes;
 use portolan_base::TenantName;
-use portolan_gateway::policies::{By, DeskError, PolicyDesk, PolicySlot, Upload};
+use portolan_gateway::policies::{By, DeskError, Done, PolicyDesk, PolicySlot, Upload};
 use portolan_policy::Scope;
-use portolan_ports::{BindingRecord, Finding, StoreError};
+use portolan_ports::{
+    BindingRecord, Finding, ProposalRecord, ProposalState, ProposedChange, SIGNATURES_MAX_BYTES, StoreError,
+    VersionSignature,
+};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -26,6 +29,8 @@ const CONFIG_MAX_BYTES: u64 = 64 << 10;
 pub(super) enum Outcome {
     /// It is active.
     Active(BindingRecord),
+    /// It waits for an operator's approval.
+    Proposed(u64),
     /// It was active before, with the same configuration.
     Unchanged,
     /// The store knows it, and bound something later than the file was written.
@@ -61,12 +66,12 @@ pub(super) fn take(desk: &PolicyDesk, root: &Path, slot: &PolicySlot, seen: (Sig
             Err(error) => return Outcome::Again(error.to_string()),
         }
     }
-    let (component, config) = match read_both(root, slot, sighting) {
+    let files = match read_all(root, slot, sighting) {
         Ok(files) => files,
         Err(Unread::Again(why)) => return Outcome::Again(why),
         Err(Unread::Refused(finding)) => return Outcome::Refused(vec![finding]),
     };
-    match hand_over(desk, slot, (component, config), (sighting, occasion)) {
+    match hand_over(desk, slot, files, (sighting, occasion)) {
         Ok(outcome) => outcome,
         Err(DeskError::Rejected(report)) => Outcome::Refused(report.findings),
         Err(DeskError::Store(error @ StoreError::Invalid { .. })) => refused(error.to_string()),
@@ -95,43 +100,117 @@ fn refused(message: String) -> Outcome {
 fn hand_over(
     desk: &PolicyDesk,
     slot: &PolicySlot,
-    (component, config): (Bytes, String),
+    files: Files,
     (sighting, occasion): (Sighting, Occasion),
 ) -> Result<Outcome, DeskError> {
-    if let Some(version) = desk.version_of(slot, &component)? {
+    let Files {
+        component,
+        config,
+        signature,
+    } = files;
+    let name = slot.question.to_string();
+    let by = By::new(ACTOR, &format!("{name}.wasm of {} changed", slot.scope));
+    let known = desk.version_of(slot, &component)?;
+    let upload = Upload {
+        slot: slot.clone(),
+        name,
+        component,
+        config: config.clone(),
+        signature: signature.clone(),
+    };
+    if let Some(version) = known {
         let in_force = desk
             .list()?
             .into_iter()
             .find(|b| b.scope == slot.scope && b.question == slot.question);
         if in_force.is_some_and(|binding| binding.sha256 == version.sha256 && binding.config == config) {
+            if is_news(&signature, &version.signatures) {
+                desk.push(upload, &by)?;
+            }
             return Ok(Outcome::Unchanged);
         }
         let last = desk.history(slot)?.pop();
         if occasion == Occasion::Start && last.is_some_and(|binding| binding.at >= sighting.modified()) {
             return Ok(Outcome::Older);
         }
+        if let Some(outcome) = proposed(desk, slot, (&version.sha256, &config), (sighting, occasion))? {
+            return Ok(outcome);
+        }
     }
-    let name = slot.question.to_string();
-    let by = By::new(ACTOR, &format!("{name}.wasm of {} changed", slot.scope));
-    let upload = Upload {
-        slot: slot.clone(),
-        name,
-        component,
-        config,
-    };
-    Ok(Outcome::Active(desk.upload(upload, &by)?.binding))
+    Ok(match desk.submit_upload(upload, &by)?.done {
+        Done::Bound(binding) => Outcome::Active(*binding),
+        Done::Proposed(proposal) => Outcome::Proposed(proposal.id),
+        Done::Rollout(_) | Done::Unbound => Outcome::Unchanged,
+    })
 }
 
-fn read_both(root: &Path, slot: &PolicySlot, sighting: Sighting) -> Result<(Bytes, String), Unread> {
+/// Whether a signature file holds anything that is not kept with the version.
+fn is_news(text: &str, kept: &[VersionSignature]) -> bool {
+    match VersionSignature::read_all(text) {
+        Ok(signatures) => signatures.iter().any(|signature| !kept.contains(signature)),
+        // Refused with its reason, unless there is nothing in it.
+        Err(_) => !text.trim().is_empty(),
+    }
+}
+
+/// What is known of a proposal that this very file made: it waits, or at a start, was decided on or forgotten.
+fn proposed(
+    desk: &PolicyDesk,
+    slot: &PolicySlot,
+    (sha256, config): (&str, &str),
+    (sighting, occasion): (Sighting, Occasion),
+) -> Result<Option<Outcome>, DeskError> {
+    let same = |proposal: &ProposalRecord| {
+        let ours = proposal.actor == ACTOR;
+        let here = proposal.scope == slot.scope && proposal.question == slot.question;
+        let what = matches!(&proposal.change, ProposedChange::Activate { sha256: s, config: c, .. } if s == sha256 && c == config);
+        ours && here && what
+    };
+    let mut proposals = desk.proposals()?.into_iter();
+    Ok(match proposals.find(|(proposal, _)| same(proposal)) {
+        Some((proposal, ProposalState::Pending)) => Some(Outcome::Proposed(proposal.id)),
+        Some((proposal, _)) if occasion == Occasion::Start && proposal.at >= sighting.modified() => {
+            Some(Outcome::Older)
+        }
+        _ => None,
+    })
+}
+
+/// The files of a slot, read.
+struct Files {
+    component: Bytes,
+    config: String,
+    signature: String,
+}
+
+fn read_all(root: &Path, slot: &PolicySlot, sighting: Sighting) -> Result<Files, Unread> {
     let component = read(
         &place::component(root, slot),
         sighting.component,
         COMPONENT_MAX_BYTES,
     )?;
-    let Some(signature) = sighting.config else {
-        return Ok((component.into(), String::new()));
+    let signature = match sighting.signature {
+        None => String::new(),
+        Some(seen) => {
+            let limit = SIGNATURES_MAX_BYTES as u64;
+            let text = read(&place::signature(root, slot), seen, limit)?;
+            // What is no text is no signature either: the desk says so.
+            String::from_utf8_lossy(&text).into_owned()
+        }
     };
-    let config = read(&place::config(root, slot), signature, CONFIG_MAX_BYTES)?;
+    let config = match sighting.config {
+        None => String::new(),
+        Some(seen) => read_config(root, slot, seen)?,
+    };
+    Ok(Files {
+        component: component.into(),
+        config,
+        signature,
+    })
+}
+
+fn read_config(root: &Path, slot: &PolicySlot, seen: Signature) -> Result<String, Unread> {
+    let config = read(&place::config(root, slot), seen, CONFIG_MAX_BYTES)?;
     let bad = |message: String| {
         let help = "write JSON, or remove the file to bind without a configuration";
         Unread::Refused(error(
@@ -142,7 +221,7 @@ fn read_both(root: &Path, slot: &PolicySlot, sighting: Sighting) -> Result<(Byte
     };
     let config = String::from_utf8(config).map_err(|_| bad("it is not UTF-8".into()))?;
     serde_json::from_str::<serde::de::IgnoredAny>(&config).map_err(|e| bad(e.to_string()))?;
-    Ok((component.into(), config))
+    Ok(config)
 }
 
 /// Reads a file that looks as it was seen, before and after.

@@ -6,9 +6,9 @@ use super::*;
 use crate::system::SystemClock;
 use bench::{Bench, HandClock, desk};
 use portolan_base::TenantName;
-use portolan_gateway::policies::{By, PolicySlot};
+use portolan_gateway::policies::{By, FourEyes, PolicySlot};
 use portolan_policy::{QuestionKind, Scope};
-use portolan_ports::{MemoryStore, PolicyStore, StoreCall};
+use portolan_ports::{FakeSignatures, MemoryStore, PolicyStore, ProposalState, StoreCall, VerdictKind};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -359,4 +359,87 @@ fn only_a_rename_into_place_counts_as_one_and_reading_wakes_nobody() {
     }
     assert!(worth_of(EventKind::Access(AccessKind::Open(AccessMode::Any))).is_none());
     assert!(worth_of(EventKind::Access(AccessKind::Close(AccessMode::Read))).is_none());
+}
+
+#[test]
+fn a_signature_beside_the_component_goes_along() {
+    let mut bench = Bench::ruled(|desk| {
+        desk.demanding(Arc::new(FakeSignatures {
+            trusted: vec!["a".repeat(16), "b".repeat(16)],
+        }))
+    });
+    let line = |key: &str| {
+        format!(
+            "portolan-signature-1 ed25519 {} {}\n",
+            key.repeat(16),
+            "1".repeat(128)
+        )
+    };
+    bench.write("acme/routing.wasm", "ok:1");
+    bench.settle();
+    assert_eq!(bench.generation(), None);
+    let report = bench.report("acme/routing.wasm.error").unwrap();
+    assert!(report.contains("error[unsigned]"), "{report}");
+
+    bench.write("acme/routing.wasm.sig", &line("a")[..60]);
+    bench.settle();
+    let report = bench.report("acme/routing.wasm.error").unwrap();
+    assert!(report.contains("error[bad-signature]"), "{report}");
+
+    bench.write("acme/routing.wasm.sig", &line("a"));
+    bench.settle();
+    assert_eq!(bench.generation(), Some(1), "the signature alone was mended");
+    assert_eq!(bench.report("acme/routing.wasm.error"), None);
+
+    bench.write("acme/routing.wasm.sig", &format!("{}{}", line("a"), line("b")));
+    bench.settle();
+    assert_eq!(bench.generation(), Some(1), "the same version stays bound");
+    let version = bench.desk.versions(&routing()).unwrap().remove(0);
+    assert_eq!(version.signatures.len(), 2, "a second signature is kept with it");
+}
+
+#[test]
+fn under_four_eyes_a_platform_file_makes_one_proposal_and_a_tenants_file_is_bound() {
+    let expiry = Duration::from_secs(3600);
+    let mut bench = Bench::ruled(move |desk| desk.with_four_eyes(FourEyes { expiry }));
+    bench.write("_platform/cost.wasm", "ok:1");
+    bench.write("acme/routing.wasm", "ok:1");
+    bench.settle();
+    assert_eq!(bench.generation(), Some(1), "the tenant's");
+    assert_eq!(bench.desk.list().unwrap().len(), 1);
+    let states = |bench: &Bench| -> Vec<_> {
+        let proposals = bench.desk.proposals().unwrap().into_iter();
+        proposals
+            .map(|(proposal, state)| (proposal.actor, state))
+            .collect()
+    };
+    let pending = ("policy-folder".to_owned(), ProposalState::Pending);
+    assert_eq!(states(&bench), [pending.clone()]);
+    assert_eq!(
+        bench.report("_platform/cost.wasm.error"),
+        None,
+        "nothing is wrong with it"
+    );
+
+    bench.restart();
+    bench.settle();
+    assert_eq!(states(&bench), [pending], "a restart proposes nothing twice");
+
+    let by = By::new("operator alice", "not now");
+    bench.desk.decide(1, VerdictKind::Rejected, &by).unwrap();
+    bench.restart();
+    bench.settle();
+    assert_eq!(
+        states(&bench).len(),
+        1,
+        "what was rejected is not proposed by a restart"
+    );
+    bench.write("_platform/cost.wasm", "ok:2");
+    bench.settle();
+    assert_eq!(states(&bench).len(), 2, "another file is");
+    bench.desk.decide(2, VerdictKind::Approved, &by).unwrap();
+    assert_eq!(bench.desk.list().unwrap().len(), 2);
+    bench.restart();
+    bench.settle();
+    assert_eq!(states(&bench).len(), 2, "it is active: nothing to propose");
 }

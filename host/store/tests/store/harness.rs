@@ -35,6 +35,7 @@ pub(crate) fn version(scope: Scope, question: QuestionKind, name: &str, at: u64)
         name: name.into(),
         component: format!("component {name}").into(),
         compiled: format!("artefact of {name}").into(),
+        signatures: Vec::new(),
         actor: "op".into(),
         reason: "a test".into(),
         at: Moment(at),

@@ -7,6 +7,7 @@
 mod harness;
 mod kill;
 mod model;
+mod trust;
 
 use harness::{Dice, binding, tenant, version};
 use portolan_base::{Moment, TenantName};
@@ -28,6 +29,7 @@ fn operator(label: &str) -> KeyRecord {
     KeyRecord {
         principal: Principal::Operator,
         label: label.into(),
+        holder: None,
     }
 }
 

@@ -139,6 +139,7 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
             let record = KeyRecord {
                 principal,
                 label: label_of(key),
+                holder: None,
             };
             store
                 .put_key(&format!("sk-{key}"), record, "op", Moment(at))

@@ -9,7 +9,9 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
-use portolan_base::{Clock, InstanceName, ModelName, Moment, Permille, Random, SiteName, TenantName, Tokens};
+use portolan_base::{
+    Clock, InstanceName, ModelName, Moment, OperatorName, Permille, Random, SiteName, TenantName, Tokens,
+};
 use portolan_decide::{FleetView, InstanceView, SiteIndex, SiteView};
 use portolan_policy::{NameTables, SiteEntry};
 use portolan_ports::{
@@ -69,6 +71,15 @@ impl App {
     }
 
     pub(super) fn with(text: FakeText, limits: Limits) -> Self {
+        Self::made_of(text, limits, |desk| desk)
+    }
+
+    /// An app whose desk has further rules.
+    pub(super) fn ruled(rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
+        Self::made_of(FakeText::new(), Limits::default(), rules)
+    }
+
+    fn made_of(text: FakeText, limits: Limits, rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
         let description = description();
         let engine = Arc::new(FakeEngine::new(description.clone()));
         let store = Arc::new(store());
@@ -95,7 +106,7 @@ impl App {
             fleet: fleet as Arc<dyn Fleet>,
             transport: Arc::new(NoLinks),
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
-            desk: Arc::new(desk),
+            desk: Arc::new(rules(desk)),
             clock,
             random: Arc::new(Counter(AtomicU64::new(1))),
             secret: [7; 32],
@@ -323,6 +334,7 @@ fn store() -> MemoryStore {
         let let_in = KeyRecord {
             principal: Principal::Tenant(record.name.clone()),
             label: "test".into(),
+            holder: None,
         };
         store.put_tenant(record, "test", Moment(1)).unwrap();
         store.put_key(&key, let_in, "test", Moment(1)).unwrap();
@@ -330,7 +342,17 @@ fn store() -> MemoryStore {
     let operator = KeyRecord {
         principal: Principal::Operator,
         label: "test".into(),
+        holder: None,
     };
+    for name in ["alice", "bob"] {
+        let named = KeyRecord {
+            holder: Some(OperatorName::new(name).unwrap()),
+            ..operator.clone()
+        };
+        store
+            .put_key(&format!("key-{name}"), named, "test", Moment(1))
+            .unwrap();
+    }
     store.put_key(OPERATOR, operator, "test", Moment(1)).unwrap();
     store
 }

@@ -6,7 +6,7 @@ use crate::policies::{
 };
 use portolan_base::{RequestId, TenantName};
 use portolan_decide::{Budget, Draw, PathRecord, Percent, TrialStage};
-use portolan_policy::{QuestionKind, Scope};
+use portolan_policy::{PolicySource, QuestionKind, Scope};
 use portolan_ports::{BindingChange, MemoryStore, PolicyStore, StoreCall};
 use std::sync::Arc;
 
@@ -97,6 +97,13 @@ fn record(version: &str, outcome: &str) -> PathRecord {
         "fallbacks": [], "status": "ok",
     });
     serde_json::from_value(text).unwrap()
+}
+
+/// The same, answered by the platform's policy.
+pub(in crate::policies) fn platform_record(version: &str, outcome: &str) -> PathRecord {
+    let mut record = record(version, outcome);
+    record.policies[0].source = PolicySource::Platform;
+    record
 }
 
 fn strict() -> Budget {

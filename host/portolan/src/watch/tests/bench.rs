@@ -34,14 +34,23 @@ pub(super) struct Bench {
     /// Set to end the watching.
     pub(super) over: Arc<AtomicBool>,
     pub(super) watched: PolicyFolder,
+    /// Further rules of the desk.
+    rules: Rules,
 }
+
+type Rules = Box<dyn Fn(PolicyDesk) -> PolicyDesk>;
 
 impl Bench {
     pub(super) fn new() -> Self {
+        Self::ruled(|desk| desk)
+    }
+
+    /// A host whose desk has further rules.
+    pub(super) fn ruled(rules: impl Fn(PolicyDesk) -> PolicyDesk + 'static) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(MemoryStore::new());
         let clock = Arc::new(HandClock(AtomicU64::new(1_000_000)));
-        let desk = desk(&store, Arc::clone(&clock) as Arc<dyn Clock>);
+        let desk = Arc::new(rules(plain_desk(&store, Arc::clone(&clock) as Arc<dyn Clock>)));
         let over = Arc::new(AtomicBool::new(false));
         let watched = PolicyFolder::new(folder.path().to_owned(), Arc::clone(&desk), Arc::clone(&over));
         let mut bench = Self {
@@ -51,6 +60,7 @@ impl Bench {
             desk,
             over,
             watched,
+            rules: Box::new(rules),
         };
         bench.look();
         bench
@@ -58,7 +68,8 @@ impl Bench {
 
     /// The process ends, and a new one opens the same store and the same folder.
     pub(super) fn restart(&mut self) {
-        self.desk = desk(&self.store, Arc::clone(&self.clock) as Arc<dyn Clock>);
+        let plain = plain_desk(&self.store, Arc::clone(&self.clock) as Arc<dyn Clock>);
+        self.desk = Arc::new((self.rules)(plain));
         self.desk.restore().unwrap();
         let root = self.folder.path().to_owned();
         self.watched = PolicyFolder::new(root, Arc::clone(&self.desk), Arc::clone(&self.over));
@@ -118,16 +129,20 @@ impl Bench {
 }
 
 pub(super) fn desk(store: &Arc<MemoryStore>, clock: Arc<dyn Clock>) -> Arc<PolicyDesk> {
+    Arc::new(plain_desk(store, clock))
+}
+
+fn plain_desk(store: &Arc<MemoryStore>, clock: Arc<dyn Clock>) -> PolicyDesk {
     let acme = TenantRecord {
         name: TenantName::new("acme").unwrap(),
         jurisdiction: String::new(),
         user_class: "standard".into(),
     };
     store.put_tenant(acme, "test", clock.now()).unwrap();
-    Arc::new(PolicyDesk::new(DeskParts {
+    PolicyDesk::new(DeskParts {
         store: Arc::clone(store) as Arc<dyn PolicyStore>,
         loader: Arc::new(FakeLoader),
         names: Arc::new(|| Arc::new(NameTables::default())),
         clock,
-    }))
+    })
 }
