@@ -15,4 +15,5 @@ mod policy_tools;
 mod residency;
 mod rollout;
 mod stopping;
+mod tutorial;
 mod two_doors;

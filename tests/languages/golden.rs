@@ -187,7 +187,7 @@ fn assert_agrees(loader: &ComponentLoader, guest: &Path) {
 }
 
 #[test]
-#[ignore = "needs four toolchains; `make test-languages` brings them and builds the guests"]
+#[ignore = "needs guests: `make test` builds and compares those in C, `make test-languages` those of four toolchains"]
 fn guests_of_every_toolchain_agree_with_the_native_reference() {
     let folder =
         std::env::var_os(GUESTS).unwrap_or_else(|| panic!("{GUESTS} names the folder of the guests"));

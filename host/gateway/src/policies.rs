@@ -113,7 +113,7 @@ impl PolicyDesk {
 
     /// Says what an upload of `component` would be told, and changes nothing.
     pub fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
-        self.parts.loader.check(question, component)
+        self.parts.loader.check(question, component, None)
     }
 
     /// Whether there is such a tenant.
@@ -155,22 +155,26 @@ impl PolicyDesk {
 
     /// What the loader needs to know, with the name tables of the scope.
     fn binding(&self, slot: &PolicySlot, name: &str, sha256: &str, config: &str) -> Binding {
-        let names = (self.parts.names)();
-        let names = match &slot.scope {
-            Scope::Platform => names,
-            Scope::Tenant(tenant) => Arc::new(NameTables {
-                tenant: tenant.to_string(),
-                ..NameTables::clone(&names)
-            }),
-        };
         Binding {
             scope: slot.scope.clone(),
             question: slot.question,
             name: name.to_owned(),
             version: sha256.to_owned(),
             config: config.to_owned(),
-            names,
+            names: self.names(slot),
             reuse: Reuse::default(),
+        }
+    }
+
+    /// The name tables of a slot: the fleet's, with the tenant it belongs to.
+    fn names(&self, slot: &PolicySlot) -> Arc<NameTables> {
+        let names = (self.parts.names)();
+        match &slot.scope {
+            Scope::Platform => names,
+            Scope::Tenant(tenant) => Arc::new(NameTables {
+                tenant: tenant.to_string(),
+                ..NameTables::clone(&names)
+            }),
         }
     }
 }

@@ -18,7 +18,9 @@ use crate::stats::{Counted, Counters, Registry, RuntimeStats, bump};
 use crate::version::{Parts, Services, Version};
 use portolan_base::Clock;
 use portolan_policy::{Policy, PolicyDescriptor, PolicySource, QuestionKind, Scope};
-use portolan_ports::{Binding, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, StateSpace};
+use portolan_ports::{
+    Binding, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, Rehearsal, StateSpace,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use wasmtime::component::{Component, Linker};
@@ -232,7 +234,11 @@ impl ComponentLoader {
                 "bind the version whose bytes these are",
             ));
         }
-        let (found, most) = (binding.config.len(), self.limits.config_bytes);
+        self.config_remark(&binding.config)
+    }
+
+    fn config_remark(&self, config: &str) -> Option<Remark> {
+        let (found, most) = (config.len(), self.limits.config_bytes);
         (found > most).then(|| {
             Remark::new(
                 "configuration-too-large",
@@ -244,8 +250,18 @@ impl ComponentLoader {
 }
 
 impl PolicyLoader for ComponentLoader {
-    fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
+    fn check(
+        &self,
+        question: Option<QuestionKind>,
+        component: &[u8],
+        rehearsal: Option<Rehearsal<'_>>,
+    ) -> PolicyReport {
         let mut report = Report::new(component);
+        let too_large = rehearsal.and_then(|rehearsal| self.config_remark(rehearsal.config));
+        if let Some(remark) = too_large {
+            report.error(remark);
+            return report.done();
+        }
         let Some(inspected) = self.inspect(question, component, &mut report) else {
             return report.done();
         };
@@ -277,6 +293,7 @@ impl PolicyLoader for ComponentLoader {
                     class: inspected.class,
                     limits: &self.limits,
                     clock: &self.clock,
+                    rehearsal,
                 };
                 subject.probe(&mut report);
             }

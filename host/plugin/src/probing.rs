@@ -9,7 +9,7 @@ use crate::log::LogQuota;
 use crate::question::Setup;
 use portolan_base::Clock;
 use portolan_policy::{Answer, PolicyFault, QuestionKind, Scope};
-use portolan_ports::{MemoryState, StateSpace};
+use portolan_ports::{MemoryState, Rehearsal, StateSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) class: SizeClass,
     pub(crate) limits: &'a Limits,
     pub(crate) clock: &'a Arc<dyn Clock>,
+    /// What it is configured with; defaults when `None`.
+    pub(crate) rehearsal: Option<Rehearsal<'a>>,
 }
 
 /// What came of one probe: result, fuel.
@@ -31,13 +33,23 @@ type Outcome = (Result<Answer, PolicyFault>, u64);
 impl Subject<'_> {
     /// Starts, configures and asks, and adds what is seen to the report.
     pub(crate) fn probe(&self, report: &mut Report) {
+        match self.rehearsal {
+            Some(rehearsal) => {
+                let tried = self.try_with(&setup_of(rehearsal), report);
+                if let Err(fault) = tried {
+                    report.error(rehearsal_remark(fault, rehearsal));
+                }
+            }
+            None => self.probe_with_defaults(report),
+        }
+    }
+
+    fn probe_with_defaults(&self, report: &mut Report) {
         let mut refusal = None;
         for config in CONFIGS {
-            match self.make(config, &self.tenancy()) {
-                Ok(first) => {
-                    self.judge_start(&first, report);
-                    return self.ask_all(config, report);
-                }
+            let setup = setup_of(Rehearsal { config, names: None });
+            match self.try_with(&setup, report) {
+                Ok(()) => return,
                 Err(SetupFault::Refused(why)) => refusal = Some(why),
                 Err(fault) => return report.error(setup_remark(fault)),
             }
@@ -48,14 +60,32 @@ impl Subject<'_> {
                 "configure refused an empty configuration: {}",
                 refusal.unwrap_or_default()
             ),
-            "give every setting a default, so that the policy can be tried before it is bound",
+            "name the configuration it will be bound with, which is then tried (`portolan policy check \
+             policy.wasm --config @config.json`); better, give every setting a default",
         ));
+    }
+
+    /// Starts, configures and asks.
+    fn try_with(&self, setup: &Setup, report: &mut Report) -> Result<(), SetupFault> {
+        let first = self.make(setup, &self.tenancy())?;
+        self.judge_start(&first, report);
+        drop(first);
+        self.ask_all(setup, report);
+        Ok(())
     }
 
     fn judge_start(&self, first: &Made, report: &mut Report) {
         report.note(
             "start-fuel",
             format!("starting and configuring takes {} fuel", first.fuel),
+        );
+        report.note(
+            "memory",
+            format!(
+                "an instance begins with {} of at most {} bytes of memory",
+                first.guest.memory(),
+                self.limits.memory_for(self.class)
+            ),
         );
         if self.class != SizeClass::Compact {
             return;
@@ -81,11 +111,11 @@ impl Subject<'_> {
         }
     }
 
-    fn ask_all(&self, config: &str, report: &mut Report) {
+    fn ask_all(&self, setup: &Setup, report: &mut Report) {
         let mut faults = BTreeMap::new();
         let mut most = (0, 0);
-        for probe in probe::probes(self.question) {
-            let (Some(first), Some(second)) = (self.ask(&probe, config), self.ask(&probe, config)) else {
+        for probe in probe::probes(self.question, &setup.names) {
+            let (Some(first), Some(second)) = (self.ask(&probe, setup), self.ask(&probe, setup)) else {
                 continue;
             };
             if first != second {
@@ -114,8 +144,8 @@ impl Subject<'_> {
         );
     }
 
-    fn ask(&self, probe: &Probe, config: &str) -> Option<Outcome> {
-        let mut made = self.make(config, &self.tenancy()).ok()?;
+    fn ask(&self, probe: &Probe, setup: &Setup) -> Option<Outcome> {
+        let mut made = self.make(setup, &self.tenancy()).ok()?;
         let call = probe.call();
         let fuel = self.limits.call_fuel(self.class, call.question.rows());
         let told = made.guest.ask(
@@ -128,17 +158,13 @@ impl Subject<'_> {
         Some((told.result, told.fuel))
     }
 
-    fn make(&self, config: &str, tenancy: &Arc<Tenancy>) -> Result<Made, SetupFault> {
-        let setup = Setup {
-            config: config.into(),
-            names: Arc::new(probe::names()),
-        };
+    fn make(&self, setup: &Setup, tenancy: &Arc<Tenancy>) -> Result<Made, SetupFault> {
         let budget = Budget {
             fuel: self.limits.setup_fuel,
             deadline_ms: self.limits.setup_deadline_ms,
         };
         self.blueprint
-            .make(tenancy, &LiveCounters::default(), &setup, budget)
+            .make(tenancy, &LiveCounters::default(), setup, budget)
     }
 
     /// A fresh store of state each time, so that equal calls can be answered equally.
@@ -155,6 +181,27 @@ impl Subject<'_> {
             log: LogQuota::new(self.clock.now()),
         })
     }
+}
+
+fn setup_of(rehearsal: Rehearsal<'_>) -> Setup {
+    let names = rehearsal.names.cloned();
+    Setup {
+        config: rehearsal.config.into(),
+        names: names.unwrap_or_else(|| Arc::new(probe::names())),
+    }
+}
+
+/// As [`setup_remark`]; a name that is missing may only be missing among the made-up ones.
+fn rehearsal_remark(fault: SetupFault, rehearsal: Rehearsal<'_>) -> Remark {
+    let is_refused = matches!(fault, SetupFault::Refused(_));
+    let mut remark = setup_remark(fault);
+    if is_refused && rehearsal.names.is_none() {
+        remark.help.push_str(
+            "; it was tried with made-up names (sites site-0 to site-2, jurisdictions any and eu), so name the host's \
+             with --names where it speaks of others",
+        );
+    }
+    remark
 }
 
 fn failed(probe: &Probe, fault: &PolicyFault) -> Remark {

@@ -2,6 +2,7 @@
 
 mod accessors;
 mod build;
+mod fix;
 mod language;
 mod manifest;
 mod scaffold;
@@ -10,6 +11,7 @@ mod templates;
 mod toolchain;
 
 pub use build::{BuildError, Built, build};
+pub use fix::{Deed, FixError, Fixed, Stubbed, fix};
 pub use language::Language;
 pub use manifest::{MANIFEST, Manifest, ManifestError};
 pub use scaffold::{Scaffold, ScaffoldError};

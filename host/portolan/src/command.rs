@@ -21,7 +21,7 @@ use std::process::ExitCode;
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
 pub use output::Failure;
-pub use policy::{BenchArgs, CallArgs, ReplayArgs, TestArgs};
+pub use policy::{BenchArgs, CallArgs, CheckArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
 
@@ -123,13 +123,7 @@ pub enum PolicyCommand {
         dir: PathBuf,
     },
     /// Say whether a component can be used, without a server.
-    Check {
-        /// The component.
-        file: PathBuf,
-        /// The question it is to answer; told from the component when left out.
-        #[arg(long)]
-        question: Option<portolan_policy::QuestionKind>,
-    },
+    Check(CheckArgs),
     /// Ask a component once and print its answer.
     Call(CallArgs),
     /// Try a component on a table of cases.
@@ -146,6 +140,14 @@ pub enum PolicyCommand {
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
     },
+    /// Stub what a foreign component imports from WASI, so that it can be uploaded.
+    Fix {
+        /// The component.
+        file: PathBuf,
+        /// Where the fixed component goes.
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+    },
     /// Upload a component and make it active. A signature beside it, FILE.sig, goes along.
     Push {
         /// The component.
@@ -156,8 +158,8 @@ pub enum PolicyCommand {
         /// Its name; the file's name when left out.
         #[arg(long)]
         name: Option<String>,
-        /// Text for its `configure`, JSON by convention.
-        #[arg(long, default_value = "")]
+        /// Text for its `configure`, JSON by convention, or @FILE.
+        #[arg(long, default_value = "", value_name = "TEXT|@FILE")]
         config: String,
         /// Why, for the audit log.
         #[arg(long, default_value = "")]
@@ -185,8 +187,8 @@ pub enum PolicyCommand {
         slot: SlotArgs,
         /// SHA-256 of the version, or its unique beginning.
         version: String,
-        /// Text for its `configure`; that of its last binding when left out.
-        #[arg(long)]
+        /// Text for its `configure`, or @FILE; that of its last binding when left out.
+        #[arg(long, value_name = "TEXT|@FILE")]
         config: Option<String>,
         /// Why, for the audit log.
         #[arg(long, default_value = "")]

@@ -30,7 +30,9 @@ pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Claim, Fleet, InstanceOutcome, OnTheWay};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
-pub use loader::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Reuse, Scope, Severity};
+pub use loader::{
+    Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Reuse, Scope, Severity,
+};
 pub use loader_fake::FakeLoader;
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use signature::{

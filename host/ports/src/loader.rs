@@ -87,10 +87,26 @@ fn first_error(report: &PolicyReport) -> &str {
     worst.map_or("no reason was recorded", |f| &f.message)
 }
 
+/// What a check configures a component with, as the binding would.
+#[derive(Clone, Copy, Debug)]
+pub struct Rehearsal<'a> {
+    /// The binding's text.
+    pub config: &'a str,
+    /// The tables behind the indices: a configuration may speak of sites and jurisdictions by name. Made-up ones when
+    /// `None`.
+    pub names: Option<&'a Arc<NameTables>>,
+}
+
 /// Checks components and makes them callable. Compiling takes long: never call this on the request path.
 pub trait PolicyLoader: Send + Sync {
-    /// Checks a component against the world of `question`, or of whichever question it answers when `None`.
-    fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport;
+    /// Checks a component against the world of `question`, or of whichever question it answers when `None`. Without a
+    /// rehearsal it is tried with defaults: an empty configuration, then an empty JSON object, and made-up names.
+    fn check(
+        &self,
+        question: Option<QuestionKind>,
+        component: &[u8],
+        rehearsal: Option<Rehearsal<'_>>,
+    ) -> PolicyReport;
 
     /// Compiles a checked component to this machine's code, to be kept beside the store.
     fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection>;

@@ -8,9 +8,9 @@
 //! | `unloadable:…` | passes the check and compiles, cannot be loaded |
 //! | anything else | refused by the check |
 //!
-//! A binding whose configuration is `bad` is refused when it is loaded, as a policy's own `configure` would.
+//! A configuration that is `bad` is refused when it is rehearsed or loaded, as a policy's own `configure` would.
 
-use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Scope, Severity};
+use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope, Severity};
 use portolan_policy::{
     Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Question,
     QuestionKind, RoutingDecision,
@@ -21,6 +21,13 @@ use std::sync::Arc;
 /// A [`PolicyLoader`] without WebAssembly.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FakeLoader;
+
+/// Code, message and help of a configuration that is refused.
+const BAD_CONFIG: (&str, &str, &str) = (
+    "bad-config",
+    "the configuration is refused",
+    "send another configuration",
+);
 
 enum Fate {
     Works(Option<QuestionKind>),
@@ -71,7 +78,12 @@ fn report(
 }
 
 impl PolicyLoader for FakeLoader {
-    fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
+    fn check(
+        &self,
+        question: Option<QuestionKind>,
+        component: &[u8],
+        rehearsal: Option<Rehearsal<'_>>,
+    ) -> PolicyReport {
         match (fate(component), question) {
             (Fate::Refused, _) => {
                 let error = (
@@ -89,13 +101,16 @@ impl PolicyLoader for FakeLoader {
                 );
                 report(component, Some(answers), Some(error))
             }
+            (Fate::Works(_), _) if rehearsal.is_some_and(|rehearsal| rehearsal.config == "bad") => {
+                report(component, question, Some(BAD_CONFIG))
+            }
             (Fate::Works(answers), _) => report(component, question.or(answers), None),
             (Fate::Unloadable, _) => report(component, question, None),
         }
     }
 
     fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection> {
-        let report = self.check(None, component);
+        let report = self.check(None, component, None);
         if !report.ok {
             return Err(PolicyRejection(report));
         }
@@ -128,11 +143,8 @@ impl PolicyLoader for FakeLoader {
             );
         }
         if binding.config == "bad" {
-            return refused(
-                "bad-config",
-                "the configuration is refused",
-                "send another configuration",
-            );
+            let (code, message, help) = BAD_CONFIG;
+            return refused(code, message, help);
         }
         Ok(Arc::new(Indifferent(PolicyDescriptor {
             question: binding.question,

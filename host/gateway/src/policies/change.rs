@@ -9,7 +9,7 @@ use portolan_base::id::check_name;
 use portolan_decide::{Budget, PolicyTable};
 use portolan_policy::Policy;
 use portolan_ports::{
-    BindingChange, BindingRecord, NewVersion, PolicyReport, VersionRecord, VersionSignature,
+    BindingChange, BindingRecord, NewVersion, PolicyReport, Rehearsal, VersionRecord, VersionSignature,
 };
 use std::sync::Arc;
 
@@ -132,15 +132,20 @@ impl PolicyDesk {
     /// Checks, compiles and loads, touching neither store nor table.
     fn prove(&self, upload: &Upload) -> Result<Proven, DeskError> {
         check_name(&upload.name)?;
-        let mut report = self
-            .parts
-            .loader
-            .check(Some(upload.slot.question), &upload.component);
+        check_config(&upload.config)?;
+        let names = self.names(&upload.slot);
+        let rehearsal = Rehearsal {
+            config: &upload.config,
+            names: Some(&names),
+        };
+        let mut report =
+            self.parts
+                .loader
+                .check(Some(upload.slot.question), &upload.component, Some(rehearsal));
         if !report.ok {
             return Err(DeskError::Rejected(report));
         }
         let signatures = self.check_upload(upload, &mut report)?;
-        check_config(&upload.config)?;
         let compiled = Bytes::from(self.parts.loader.compile(&upload.component)?);
         let binding = self.binding(&upload.slot, &upload.name, &report.sha256, &upload.config);
         let policy = self

@@ -5,8 +5,13 @@ use crate::artefact::is_sealed;
 use crate::limits::Limits;
 use wasmtime::Engine;
 
-const BUILD_HELP: &str = "start from examples/01-routing-policy-rust: build for the target wasm32-unknown-unknown, then \
-     make the core module a component: `portolan policy componentize policy.wasm -o policy.component.wasm`";
+const BUILD_HELP: &str = "hand in the .wasm that `portolan policy build` leaves in a project; `portolan policy new --lang rust \
+     --question routing my-policy` begins one";
+
+const TEXT_HELP: &str = "hand in the .wasm that was made of it: `portolan policy build` makes it of a project; WebAssembly text \
+     is assembled with wasm-tools parse";
+
+const PACKED_HELP: &str = "unpack it, and hand in the .wasm inside";
 
 /// The remark about a file that is no component, by its size and first bytes.
 pub(crate) fn refuse(bytes: &[u8], limits: &Limits) -> Option<Remark> {
@@ -36,7 +41,8 @@ pub(crate) fn refuse(bytes: &[u8], limits: &Limits) -> Option<Remark> {
         Some([1, 0, 0, 0, ..]) => Some(Remark::new(
             "core-module",
             "the file is a core WebAssembly module, not a component",
-            "make it a component: `portolan policy componentize policy.wasm -o policy.component.wasm`",
+            "make it a component: `portolan policy componentize policy.wasm -o policy.component.wasm`; `portolan policy \
+             build` does so by itself",
         )),
         Some([a, b, c, d, ..]) => Some(Remark::new(
             "wasm-version",
@@ -47,11 +53,11 @@ pub(crate) fn refuse(bytes: &[u8], limits: &Limits) -> Option<Remark> {
         )),
         Some(_) => Some(truncated(bytes.len())),
         None if b"\0asm".starts_with(bytes) => Some(truncated(bytes.len())),
-        None => Some(Remark::new(
-            "not-wasm",
-            format!("the file is not WebAssembly but {}", looks_like(bytes)),
-            BUILD_HELP,
-        )),
+        None => {
+            let (what, help) = looks_like(bytes);
+            let message = format!("the file is not a WebAssembly binary but {what}");
+            Some(Remark::new("not-wasm", message, help))
+        }
     }
 }
 
@@ -60,38 +66,42 @@ pub(crate) fn truncated(bytes: usize) -> Remark {
     Remark::new(
         "truncated",
         format!("the component ends after {bytes} bytes in the middle of a section"),
-        "copy the file again; the upload or the build was cut short",
+        "copy the file again; the upload or the build was cut short, or something was appended",
     )
 }
 
-fn looks_like(bytes: &[u8]) -> &'static str {
-    const KNOWN: [(&[u8], &str); 7] = [
-        (b"\x7fELF", "an ELF executable for a native machine"),
-        (b"PK\x03\x04", "a zip archive"),
-        (b"\x1f\x8b", "gzip-compressed data"),
-        (b"\x28\xb5\x2f\xfd", "zstd-compressed data"),
-        (b"MZ", "a Windows executable"),
-        (b"\xcf\xfa\xed\xfe", "a Mach-O executable"),
-        (b"BC\xc0\xde", "LLVM bitcode"),
+/// What a file seems to be, and what to do about it.
+fn looks_like(bytes: &[u8]) -> (&'static str, &'static str) {
+    const KNOWN: [(&[u8], &str, &str); 7] = [
+        (b"\x7fELF", "an ELF executable for a native machine", BUILD_HELP),
+        (b"PK\x03\x04", "a zip archive", PACKED_HELP),
+        (b"\x1f\x8b", "gzip-compressed data", PACKED_HELP),
+        (b"\x28\xb5\x2f\xfd", "zstd-compressed data", PACKED_HELP),
+        (b"MZ", "a Windows executable", BUILD_HELP),
+        (b"\xcf\xfa\xed\xfe", "a Mach-O executable", BUILD_HELP),
+        (b"BC\xc0\xde", "LLVM bitcode", BUILD_HELP),
     ];
-    if let Some((_, name)) = KNOWN.iter().find(|(magic, _)| bytes.starts_with(magic)) {
-        return name;
+    if let Some((_, what, help)) = KNOWN.iter().find(|(magic, ..)| bytes.starts_with(magic)) {
+        return (what, help);
     }
     // A text file shows itself in its first kilobyte; a character cut in two at its end does no harm.
     let head = &bytes[..bytes.len().min(1024)];
     let text = match std::str::from_utf8(head) {
         Ok(text) => text,
         Err(e) if e.error_len().is_none() => std::str::from_utf8(&head[..e.valid_up_to()]).unwrap_or(""),
-        Err(_) => return "unknown binary data",
+        Err(_) => return ("unknown binary data", BUILD_HELP),
     };
     let text = text.trim_start().to_ascii_lowercase();
     if text.starts_with("<!doctype html") || text.starts_with("<html") {
-        "an HTML page (an error page of a download, perhaps)"
+        (
+            "an HTML page",
+            "look at the page: it may say why a download failed",
+        )
     } else if text.starts_with("(module") || text.starts_with("(component") {
-        "WebAssembly text (assemble it with wasm-tools parse)"
+        ("WebAssembly text", TEXT_HELP)
     } else if text.contains('\0') {
-        "unknown binary data"
+        ("unknown binary data", BUILD_HELP)
     } else {
-        "text"
+        ("text", TEXT_HELP)
     }
 }

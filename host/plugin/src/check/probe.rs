@@ -42,6 +42,7 @@ enum Fill {
 pub(crate) struct Probe {
     pub(crate) name: String,
     kind: QuestionKind,
+    tables: Tables,
     request: Vec<u32>,
     rows: Rows,
     costs: Rows,
@@ -69,14 +70,14 @@ impl Probe {
                 let from_site = (self.purpose != Purpose::Serve).then_some(0);
                 let subject = Subject {
                     purpose: self.purpose,
-                    data_jurisdiction: 1,
+                    data_jurisdiction: self.tables.jurisdiction,
                     data_class: 0,
                     from_site,
                 };
                 Question::Residency {
                     subject,
                     request: &self.request,
-                    sites: SITES,
+                    sites: self.tables.sites,
                 }
             }
             QuestionKind::Cost => Question::Cost {
@@ -101,20 +102,47 @@ impl Probe {
     }
 }
 
-/// Every probe of a question.
-pub(crate) fn probes(kind: QuestionKind) -> Vec<Probe> {
+/// Every probe of a question, with indices that lie within the name tables.
+pub(crate) fn probes(kind: QuestionKind, names: &NameTables) -> Vec<Probe> {
+    let tables = Tables::of(names);
     match kind {
-        QuestionKind::Residency => residency(),
-        QuestionKind::Cost | QuestionKind::Routing => matrices(kind, RouteColumn::COUNT),
+        QuestionKind::Residency => residency(tables),
+        QuestionKind::Cost | QuestionKind::Routing => matrices(kind, RouteColumn::COUNT, tables),
         QuestionKind::Invalidation => {
-            let mut probes = matrices(kind, GroupColumn::COUNT);
-            probes.extend(events());
+            let mut probes = matrices(kind, GroupColumn::COUNT, tables);
+            probes.extend(events(tables));
             probes
         }
     }
 }
 
-fn residency() -> Vec<Probe> {
+/// What a probe has to know of the name tables it goes with.
+#[derive(Clone, Copy)]
+struct Tables {
+    sites: usize,
+    /// The index of data that is bound to a jurisdiction, where there is one.
+    jurisdiction: u32,
+    /// Indices below this lie in every table.
+    indices: usize,
+}
+
+impl Tables {
+    fn of(names: &NameTables) -> Self {
+        let lengths = [
+            names.sites.len(),
+            names.jurisdictions.len(),
+            names.models.len(),
+            names.user_classes.len(),
+        ];
+        Self {
+            sites: names.sites.len(),
+            jurisdiction: u32::from(names.jurisdictions.len() > 1),
+            indices: lengths.into_iter().fold(2, usize::min).max(1),
+        }
+    }
+}
+
+fn residency(tables: Tables) -> Vec<Probe> {
     let purposes = [
         Purpose::Serve,
         Purpose::Fetch,
@@ -127,47 +155,48 @@ fn residency() -> Vec<Probe> {
         let request = if stored {
             Vec::new()
         } else {
-            row(Fill::Plausible, RequestColumn::COUNT, 0)
+            row(Fill::Plausible, RequestColumn::COUNT, 0, tables)
         };
         Probe {
             name: format!("{purpose:?}").to_lowercase(),
             purpose,
             request,
-            ..blank(QuestionKind::Residency)
+            ..blank(QuestionKind::Residency, tables)
         }
     };
     purposes.into_iter().map(probe).collect()
 }
 
-fn matrices(kind: QuestionKind, columns: usize) -> Vec<Probe> {
+fn matrices(kind: QuestionKind, columns: usize, tables: Tables) -> Vec<Probe> {
+    let matrix = |fill, rows, columns| matrix(kind, (fill, rows, columns), tables);
     let mut probes: Vec<_> = ROWS
         .into_iter()
-        .map(|rows| matrix(kind, Fill::Plausible, rows, columns))
+        .map(|rows| matrix(Fill::Plausible, rows, columns))
         .collect();
-    probes.push(matrix(kind, Fill::Largest, 64, columns));
-    probes.push(matrix(kind, Fill::Zero, 2, columns));
-    probes.push(matrix(kind, Fill::Plausible, 8, columns + COLUMNS_AHEAD));
+    probes.push(matrix(Fill::Largest, 64, columns));
+    probes.push(matrix(Fill::Zero, 2, columns));
+    probes.push(matrix(Fill::Plausible, 8, columns + COLUMNS_AHEAD));
     probes
 }
 
-fn matrix(kind: QuestionKind, fill: Fill, rows: usize, columns: usize) -> Probe {
+fn matrix(kind: QuestionKind, (fill, rows, columns): (Fill, usize, usize), tables: Tables) -> Probe {
     let fill_rows = |stride: usize| Rows {
         stride,
-        cells: (0..rows).flat_map(|r| row(fill, stride, r)).collect(),
+        cells: (0..rows).flat_map(|r| row(fill, stride, r, tables)).collect(),
     };
     Probe {
         name: format!(
             "{rows} rows of {columns} columns, {}",
             format!("{fill:?}").to_lowercase()
         ),
-        request: row(fill, RequestColumn::COUNT, 0),
+        request: row(fill, RequestColumn::COUNT, 0, tables),
         rows: fill_rows(columns),
         costs: fill_rows(CostColumn::COUNT),
-        ..blank(kind)
+        ..blank(kind, tables)
     }
 }
 
-fn events() -> Vec<Probe> {
+fn events(tables: Tables) -> Vec<Probe> {
     let change = Dependency {
         kind: "document".into(),
         name: "handbook".into(),
@@ -197,15 +226,20 @@ fn events() -> Vec<Probe> {
     let probe = |(name, event): (&str, Event)| Probe {
         name: name.into(),
         event,
-        ..matrix(QuestionKind::Invalidation, Fill::Plausible, 4, GroupColumn::COUNT)
+        ..matrix(
+            QuestionKind::Invalidation,
+            (Fill::Plausible, 4, GroupColumn::COUNT),
+            tables,
+        )
     };
     events.into_iter().map(probe).collect()
 }
 
-fn blank(kind: QuestionKind) -> Probe {
+fn blank(kind: QuestionKind, tables: Tables) -> Probe {
     Probe {
         name: String::new(),
         kind,
+        tables,
         request: Vec::new(),
         rows: Rows {
             stride: GroupColumn::COUNT,
@@ -222,9 +256,9 @@ fn blank(kind: QuestionKind) -> Probe {
 }
 
 /// A row: the first four columns are indices in every matrix of the contract, or at least small.
-fn row(fill: Fill, columns: usize, row: usize) -> Vec<u32> {
+fn row(fill: Fill, columns: usize, row: usize, tables: Tables) -> Vec<u32> {
     let plausible = |column: usize| match column {
-        0..=3 => ((row + column) % 2) as u32,
+        0..=3 => ((row + column) % tables.indices) as u32,
         _ => ((row * 37 + column * 101) % 5_000) as u32,
     };
     let value = |column| match fill {
@@ -242,7 +276,7 @@ mod tests {
     #[test]
     fn probes_cover_no_one_and_many_rows_and_a_newer_contract() {
         for kind in QuestionKind::ALL {
-            let probes = probes(kind);
+            let probes = probes(kind, &names());
             assert!(probes.iter().all(|p| p.call().question.kind() == kind));
             if kind == QuestionKind::Residency {
                 continue;
@@ -255,6 +289,28 @@ mod tests {
             }
         }
         let newer = |p: &Probe| p.rows.stride > RouteColumn::COUNT;
-        assert!(probes(QuestionKind::Cost).iter().any(newer));
+        assert!(probes(QuestionKind::Cost, &names()).iter().any(newer));
+    }
+
+    #[test]
+    fn indices_lie_within_the_smallest_tables() {
+        let only = |name: &str| vec![name.to_owned()];
+        let names = NameTables {
+            sites: names().sites[..1].to_vec(),
+            jurisdictions: only("any"),
+            models: only("model-0"),
+            user_classes: only("standard"),
+            ..names()
+        };
+        for probe in probes(QuestionKind::Routing, &names) {
+            if probe.name.contains("plausible") {
+                assert_eq!(probe.request[..4], [0; 4], "{}", probe.name);
+            }
+        }
+        let call = probes(QuestionKind::Residency, &names);
+        let Question::Residency { subject, sites, .. } = call[0].call().question else {
+            panic!("no residency question");
+        };
+        assert_eq!((sites, subject.data_jurisdiction), (1, 0));
     }
 }

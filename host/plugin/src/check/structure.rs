@@ -11,6 +11,8 @@ const SERVED: &str = "0.1";
 /// As [`SERVED`], in full, for messages.
 const SERVED_FULL: &str = "portolan:policy@0.1.0";
 const NAMESPACE: &str = "portolan:policy/";
+/// The system interface, of which policies have nothing.
+const WASI: &str = "wasi:";
 
 /// What a component looks like from outside, and how large its parts are.
 #[derive(Debug, Default)]
@@ -130,9 +132,32 @@ impl Structure {
             .iter()
             .filter_map(|(name, is_instance)| import_remark(name, *is_instance));
         imports
+            .chain(self.wasi_remark())
             .chain(self.export_remark(asked))
             .chain(self.measure_remarks(limits))
             .collect()
+    }
+
+    /// One remark for all of WASI: a standard library brings a dozen interfaces at once.
+    fn wasi_remark(&self) -> Option<Remark> {
+        let names: Vec<&str> = self
+            .imports
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .filter(|name| name.starts_with(WASI))
+            .collect();
+        (!names.is_empty()).then(|| {
+            Remark::new(
+                "wasi-import",
+                format!(
+                    "the component imports {}; policies have no WASI: no files, clocks, randomness or sockets",
+                    names.join(", ")
+                ),
+                "Rust: build for wasm32-unknown-unknown instead of wasm32-wasip2; JavaScript: componentize-qjs \
+                 --stub-wasi --sync; Python: componentize-py --stub-wasi; what cannot be built anew: `portolan policy \
+                 fix policy.wasm -o fixed.wasm`",
+            )
+        })
     }
 
     /// The question it answers: the one asked for if it is among them, or the only one.
@@ -281,15 +306,8 @@ fn import_remark(name: &str, is_instance: bool) -> Option<Remark> {
         let (_, version) = contract(name)?;
         return (!serves(version)).then(|| wit_version("imports", name));
     }
-    if name.starts_with("wasi:") {
-        return Some(Remark::new(
-            "wasi-import",
-            format!(
-                "the component imports {name}; policies have no WASI: no files, clocks, randomness or sockets"
-            ),
-            "Rust: build for wasm32-unknown-unknown instead of wasm32-wasip2; JavaScript: componentize-qjs \
-             --stub-wasi --sync; Python: componentize-py --stub-wasi",
-        ));
+    if name.starts_with(WASI) {
+        return None;
     }
     Some(Remark::new(
         "unknown-import",
@@ -302,7 +320,8 @@ fn wit_version(does: &str, name: &str) -> Remark {
     Remark::new(
         "wit-version",
         format!("the component {does} {name}; this host serves {SERVED_FULL}"),
-        "rebuild it with the SDK of this host's release",
+        "build it anew with the wit/policy.wit of this host's release, which `portolan policy new --lang rust --question \
+         routing my-policy` lays into a project, or ask for a host of the other release",
     )
 }
 

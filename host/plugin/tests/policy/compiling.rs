@@ -99,7 +99,7 @@ fn nested_components() -> Vec<u8> {
 fn a_component_compiled_by_the_worker_answers_as_one_compiled_here() {
     let loader = loader_with_worker(patient());
     let component = Guest::echo().component();
-    let report = loader.check(Some(QuestionKind::Routing), &component);
+    let report = loader.check(Some(QuestionKind::Routing), &component, None);
     assert!(report.ok, "{report:?}");
     let sealed = loader.compile(&component).unwrap();
     assert_echo(&*load(&loader, "t", &component).unwrap());
@@ -146,7 +146,7 @@ fn compile_bombs_end_with_their_process() {
             "{name} took {:?}",
             begun.elapsed()
         );
-        assert!(!loader.check(None, bomb).ok, "{name} passed the check");
+        assert!(!loader.check(None, bomb, None).ok, "{name} passed the check");
     }
     let code = detonate(&loader, bombs[0].0, &bombs[0].1);
     assert!(code.is_some(), "seven megabytes compiled within a second");

@@ -34,7 +34,7 @@ fn a_sealed_artefact_saves_compiling_and_a_damaged_one_does_not() {
 fn an_upload_is_compiled_once() {
     let loader = loader();
     let component = Guest::echo().component();
-    let report = loader.check(Some(QuestionKind::Routing), &component);
+    let report = loader.check(Some(QuestionKind::Routing), &component, None);
     assert!(report.ok, "{report:?}");
     assert_eq!(loader.stats().compiled, 1, "to be checked");
     loader.compile(&component).unwrap();

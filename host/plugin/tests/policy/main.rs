@@ -15,6 +15,7 @@ mod hostile;
 #[cfg(test)]
 mod loading;
 #[cfg(test)]
+mod rehearsal;
 mod rejections;
 #[cfg(test)]
 mod support;

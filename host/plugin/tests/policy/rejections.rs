@@ -7,7 +7,7 @@ use portolan_policy::QuestionKind;
 use portolan_ports::{Finding, PolicyLoader, PolicyReport, Severity};
 
 fn check(component: &[u8]) -> PolicyReport {
-    loader().check(None, component)
+    loader().check(None, component, None)
 }
 
 /// The finding of this code, which must be there.
@@ -39,7 +39,7 @@ fn refused_as(report: &PolicyReport, code: &str, phrase: &str) {
 #[test]
 fn a_good_component_passes_with_its_measures() {
     let component = Guest::echo().component();
-    let report = loader().check(Some(QuestionKind::Routing), &component);
+    let report = loader().check(Some(QuestionKind::Routing), &component, None);
     assert!(report.ok, "{report:#?}");
     assert_eq!(report.question, Some(QuestionKind::Routing));
     assert_eq!((report.sha256.len(), report.bytes), (64, component.len() as u64));
@@ -99,7 +99,7 @@ fn a_component_cut_anywhere_is_refused() {
     let component = Guest::echo().component();
     let loader = loader();
     for end in (1..component.len()).step_by(97) {
-        let report = loader.check(None, &component[..end]);
+        let report = loader.check(None, &component[..end], None);
         assert!(!report.ok, "{end} of {} bytes passed", component.len());
     }
     refused(
@@ -116,7 +116,7 @@ fn damaged_components_never_panic() {
     for i in (8..component.len()).step_by(61) {
         let mut damaged = component.clone();
         damaged[i] ^= 0x55;
-        loader.check(Some(QuestionKind::Cost), &damaged);
+        loader.check(Some(QuestionKind::Cost), &damaged, None);
     }
 }
 
@@ -127,12 +127,12 @@ fn size_is_checked_first_and_told() {
         component_bytes: component.len(),
         ..patient()
     };
-    assert!(loader_with(exact).check(None, &component).ok);
+    assert!(loader_with(exact).check(None, &component, None).ok);
     let small = Limits {
         component_bytes: component.len() - 1,
         ..patient()
     };
-    let report = loader_with(small).check(None, &component);
+    let report = loader_with(small).check(None, &component, None);
     refused_as(
         &report,
         "too-large",
@@ -182,7 +182,7 @@ fn another_version_of_the_contract_is_refused_with_both_versions() {
 
 #[test]
 fn the_question_must_be_the_one_asked_for() {
-    let report = loader().check(Some(QuestionKind::Routing), &Guest::cost().component());
+    let report = loader().check(Some(QuestionKind::Routing), &Guest::cost().component(), None);
     refused_as(
         &report,
         "other-question",

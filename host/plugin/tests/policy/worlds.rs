@@ -274,7 +274,7 @@ fn configure_gets_the_bindings_text_and_may_refuse_it() {
     assert_eq!(with(&format!("{{{}", "x".repeat(65_535))), Ok(()), "64 KiB");
     let report = with(&format!("{{{}", "x".repeat(65_536))).unwrap_err().0;
     assert_eq!(report.findings.last().unwrap().code, "configuration-too-large");
-    let report = loader.check(None, &component);
+    let report = loader.check(None, &component, None);
     assert!(
         report.ok && report.findings.iter().all(|f| f.code != "not-probed"),
         "{report:?}"

@@ -1,7 +1,7 @@
-//! `portolan policy new` and `policy build`: from nothing to a component that an upload would take.
+//! `portolan policy new`, `policy build` and `policy fix`: to a component that an upload would take.
 
 use super::output::{Failure, json, line};
-use crate::authoring::{self, Language, Scaffold};
+use crate::authoring::{self, Deed, Language, Scaffold, Stubbed};
 use clap::Args;
 use portolan_policy::QuestionKind;
 use std::path::{Path, PathBuf};
@@ -46,5 +46,30 @@ pub(super) fn new(args: NewArgs, as_json: bool) -> Result<(), Failure> {
 /// Builds, then checks as an upload would. The check says whether the component can be used.
 pub(super) fn build(dir: &Path, as_json: bool) -> Result<(), Failure> {
     let built = authoring::build(dir).map_err(|e| Failure::new(e).as_json(as_json))?;
-    super::policy::check(&built.component, Some(built.question), as_json)
+    super::policy::check(&built.component, Some(built.question), None, as_json)
+}
+
+/// Stubs a foreign component's WASI imports, then checks as an upload would.
+pub(super) fn fix(file: &Path, output: &Path, as_json: bool) -> Result<(), Failure> {
+    let fixed = super::policy::read(file).and_then(|component| {
+        let fixed =
+            authoring::fix(&component).map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+        std::fs::write(output, &fixed.component)
+            .map_err(|e| Failure::new(format!("{} cannot be written: {e}", output.display())))?;
+        Ok(fixed)
+    });
+    let fixed = fixed.map_err(|e| e.as_json(as_json))?;
+    if !as_json {
+        line(format!("{} functions of WASI are stubbed:", fixed.stubs.len()));
+        fixed.stubs.iter().map(said_of_stub).for_each(line);
+    }
+    super::policy::check(output, None, None, as_json)
+}
+
+fn said_of_stub(stub: &Stubbed) -> String {
+    let does = match stub.does {
+        Deed::Traps => "traps",
+        Deed::AnswersNothing => "answers that there is nothing",
+    };
+    format!("  {} {does}", stub.name)
 }

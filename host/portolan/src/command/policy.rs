@@ -2,33 +2,32 @@
 
 mod bench;
 mod call;
+mod check;
 mod replay;
 mod test;
 
 pub use bench::BenchArgs;
 pub use call::CallArgs;
+pub use check::CheckArgs;
 pub use replay::ReplayArgs;
 pub use test::TestArgs;
+
+pub(super) use check::check;
 
 use super::output::{Failure, json, line};
 use super::request::short;
 use super::{PolicyCommand, ServerArgs, SlotArgs};
 use crate::client::{Client, ClientError};
-use crate::host::component_loader;
 use crate::lab::LabError;
-use crate::system::{OsRandom, SystemClock};
-use portolan_plugin::ArtefactKey;
-use portolan_policy::QuestionKind;
-use portolan_ports::{Finding, PolicyLoader, PolicyReport, Severity};
+use portolan_ports::{Finding, Severity};
 use serde_json::Value;
 use std::path::Path;
-use std::sync::Arc;
 
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
         PolicyCommand::New(args) => super::authoring::new(args, as_json),
         PolicyCommand::Build { dir } => super::authoring::build(&dir, as_json),
-        PolicyCommand::Check { file, question } => check(&file, question, as_json),
+        PolicyCommand::Check(args) => check::run(&args, as_json),
         PolicyCommand::Call(args) => call::run(&args, as_json),
         PolicyCommand::Test(args) => test::run(&args, as_json),
         PolicyCommand::Replay(args) => replay::run(&args, as_json),
@@ -36,6 +35,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
         PolicyCommand::Componentize { file, output } => {
             componentize(&file, &output).map_err(|e| e.as_json(as_json))
         }
+        PolicyCommand::Fix { file, output } => super::authoring::fix(&file, &output, as_json),
         PolicyCommand::Rollout(command) => super::rollout::run(command, as_json),
         PolicyCommand::Signing(command) => super::signing::run(command, as_json),
         PolicyCommand::Approval(command) => super::approval::run(command, as_json),
@@ -53,6 +53,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             let component = read(&file);
             let signatures = super::signing::beside(&file);
             let pushed = name.and_then(|name| {
+                let config = config_text(&config)?;
                 let query = [
                     ("name", &*name),
                     ("config", &*config),
@@ -78,31 +79,12 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
         } => {
             let mut body = serde_json::json!({ "version": version, "reason": reason });
             if let Some(config) = config {
-                body["config"] = Value::String(config);
+                let text = config_text(&config).map_err(|e| e.as_json(as_json))?;
+                body["config"] = Value::String(text);
             }
             let activated = client(&server).post(&format!("{}/activate", path(&slot)), &body);
-            finish(activated.map_err(|e| refused(&e)), as_json, &|body| {
-                super::approval::waiting(body).unwrap_or_else(|| vec![format!("active: {}", compact(body))])
-            })
+            finish(activated.map_err(|e| refused(&e)), as_json, &super::rollout::said)
         }
-    }
-}
-
-pub(super) fn check(file: &Path, question: Option<QuestionKind>, as_json: bool) -> Result<(), Failure> {
-    let component = read(file).map_err(|e| e.as_json(as_json))?;
-    let loader = component_loader(ArtefactKey::draw(&OsRandom), Arc::new(SystemClock::start()));
-    let report = loader
-        .map_err(|e| Failure::new(e).as_json(as_json))?
-        .check(question, &component);
-    if as_json {
-        json(&report)?;
-    } else {
-        said_of_report(file, &report).iter().for_each(line);
-    }
-    match report.ok {
-        true => Ok(()),
-        false if as_json => Err(Failure::silent()),
-        false => Err(Failure::new(format!("{} cannot be used", file.display()))),
     }
 }
 
@@ -123,21 +105,6 @@ fn lab_failure(error: &LabError, as_json: bool) -> Failure {
         }
     }
     Failure::new(text).as_json(as_json)
-}
-
-fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
-    let question = report.question.map_or("no known question", QuestionKind::as_str);
-    let mut out = vec![format!(
-        "{}: {question}, {} bytes, sha256 {}",
-        file.display(),
-        report.bytes,
-        report.sha256
-    )];
-    out.extend(report.findings.iter().flat_map(said_of_finding));
-    if report.ok {
-        out.push("it can be used".to_owned());
-    }
-    out
 }
 
 pub(super) fn said_of_finding(finding: &Finding) -> Vec<String> {
@@ -239,12 +206,33 @@ pub(super) fn path(slot: &SlotArgs) -> String {
     format!("/v1/portolan/tenants/{}/policies/{}", slot.tenant, slot.question)
 }
 
-fn compact(value: &Value) -> String {
-    value.to_string()
+/// A configuration as it was typed: itself, or `@` and the file it lies in.
+pub(super) fn config_text(typed: &str) -> Result<String, Failure> {
+    match typed.strip_prefix('@') {
+        None => Ok(typed.to_owned()),
+        Some(file) => std::fs::read_to_string(file).map_err(|e| {
+            Failure::new(format!(
+                "the configuration cannot be read from {file}: {e}; --config takes the text itself, or @FILE"
+            ))
+        }),
+    }
 }
 
+/// A component's bytes.
 pub(super) fn read(file: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(file).map_err(|e| Failure::new(format!("{}: {e}", file.display())))
+    if file.is_dir() {
+        return Err(Failure::new(format!(
+            "{} is a folder; name the component in it (`portolan policy build {}` makes one of a project)",
+            file.display(),
+            file.display()
+        )));
+    }
+    std::fs::read(file).map_err(|e| {
+        Failure::new(match e.kind() {
+            std::io::ErrorKind::NotFound => format!("there is no file {}", file.display()),
+            _ => format!("{} cannot be read: {e}", file.display()),
+        })
+    })
 }
 
 fn name_of(file: &Path) -> Result<String, Failure> {
@@ -264,7 +252,12 @@ fn name_of(file: &Path) -> Result<String, Failure> {
 mod tests {
     use super::*;
     use crate::command::Cli;
+    use crate::host::component_loader;
+    use crate::system::{OsRandom, SystemClock};
     use clap::Parser;
+    use portolan_plugin::ArtefactKey;
+    use portolan_ports::PolicyLoader;
+    use std::sync::Arc;
 
     #[test]
     fn a_finding_without_help_is_one_line() {
@@ -285,7 +278,7 @@ mod tests {
         let loader = component_loader(ArtefactKey::draw(&OsRandom), Arc::new(SystemClock::start())).unwrap();
         let mut advised = 0;
         for file in [b"".as_slice(), b"text", b"\0asm\x01\0\0\0"] {
-            for finding in loader.check(None, file).findings {
+            for finding in loader.check(None, file, None).findings {
                 // Every second piece between backticks is quoted.
                 let quoted = finding.help.split('`').skip(1).step_by(2);
                 for command in quoted.filter(|quoted| quoted.starts_with("portolan ")) {
@@ -295,6 +288,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(advised, 3);
+        assert_eq!(advised, 5);
     }
 }

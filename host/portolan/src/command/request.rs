@@ -3,7 +3,7 @@
 use super::ServerArgs;
 use super::output::{Failure, json, line};
 use crate::client::Client;
-use portolan_decide::record::{CandidateRecord, PolicyRecord};
+use portolan_decide::record::{CandidateRecord, PolicyRecord, ShadowRecord};
 use portolan_decide::{PathRecord, PrefillMode};
 
 pub(super) fn show(id: &str, server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
@@ -54,6 +54,7 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
         .map(|(site, placement)| format!("{site} {}", placement.as_str()));
     out.push(format!("residency {}", placements.collect::<Vec<_>>().join(", ")));
     out.extend(record.policies.iter().map(said_of_call));
+    out.extend(record.shadows.iter().map(said_of_shadow));
     out.extend(record.candidates.iter().map(said_of_candidate));
     out.extend(timeline(record));
     for fallback in &record.fallbacks {
@@ -79,6 +80,23 @@ fn said_of_call(call: &PolicyRecord) -> String {
             .as_deref()
             .or(call.answer.as_deref())
             .unwrap_or(&call.outcome)
+    )
+}
+
+/// What a version in the shadow would have done.
+fn said_of_shadow(shadow: &ShadowRecord) -> String {
+    let call = &shadow.call;
+    let verdict = match &shadow.differs {
+        Some(differs) => format!("differs: {differs}"),
+        None if call.outcome == "ok" => "agrees".to_owned(),
+        None => call.detail.clone().unwrap_or_else(|| call.outcome.clone()),
+    };
+    format!(
+        "shadow    {:<10} {:<16} {:<12} {:>6} µs  {verdict}",
+        call.question.as_str(),
+        call.name,
+        short(&call.version),
+        call.micros
     )
 }
 

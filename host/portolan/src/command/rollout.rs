@@ -138,7 +138,7 @@ pub(super) fn run(command: RolloutCommand, as_json: bool) -> Result<(), Failure>
 }
 
 /// The answer is a binding, or what holds beside one.
-fn said(body: &Value) -> Vec<String> {
+pub(super) fn said(body: &Value) -> Vec<String> {
     if let Some(waiting) = super::approval::waiting(body) {
         return waiting;
     }

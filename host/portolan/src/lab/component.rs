@@ -73,7 +73,7 @@ impl Workshop {
             path: path.to_owned(),
             report: Box::new(report),
         };
-        let report = self.loader.check(question, &bytes);
+        let report = self.loader.check(question, &bytes, None);
         let Some(question) = report.question.filter(|_| report.ok) else {
             return Err(refused(report));
         };
