@@ -176,7 +176,7 @@ fn load(
         scope,
         question,
         name: name.to_owned(),
-        version: loader.check(Some(question), &component).sha256,
+        version: loader.check(Some(question), &component, None).sha256,
         config: String::new(),
         names: Arc::new(names()),
         reuse: match readiness {
