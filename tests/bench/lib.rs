@@ -3,8 +3,10 @@
 
 mod inputs;
 mod measure;
+mod reload;
 mod subjects;
 
 pub use inputs::Inputs;
 pub use measure::{Figures, each, in_a_row};
+pub use reload::{Reloads, reloads};
 pub use subjects::{Decision, Readiness, Unprepared};

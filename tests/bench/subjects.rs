@@ -2,7 +2,7 @@
 
 use crate::inputs::{Inputs, names};
 use portolan_base::{Clock, Moment, TenantName};
-use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
+use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig, VersionStats};
 use portolan_policy::{Call, Policy, QuestionKind, Scope, builtin};
 use portolan_ports::{Binding, MemoryState, PolicyLoader, Reuse};
 use std::hint::black_box;
@@ -37,6 +37,12 @@ const SHIPPED: [(QuestionKind, &str); 4] = [
 /// Something could not be prepared.
 #[derive(Debug)]
 pub struct Unprepared(String);
+
+impl Unprepared {
+    pub(crate) fn new(why: String) -> Self {
+        Self(why)
+    }
+}
 
 impl std::fmt::Display for Unprepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -111,15 +117,11 @@ impl Decision {
         }
     }
 
-    /// Waits until every component has an instance ready, off the calling thread.
+    /// Waits until every component has an instance ready, as between two requests of a host that is not saturated.
     pub fn settle(&self) {
         let Some(loader) = &self.loader else { return };
-        while loader
-            .stats()
-            .versions
-            .iter()
-            .any(|(_, stats)| stats.live_instances < 3)
-        {
+        let empty = |stats: &VersionStats| stats.ready_instances == 0;
+        while loader.stats().versions.iter().any(|(_, stats)| empty(stats)) {
             std::thread::yield_now();
         }
     }
@@ -136,17 +138,17 @@ impl Decision {
     }
 }
 
-fn answer(policy: &dyn Policy, call: &Call<'_>) {
+pub(crate) fn answer(policy: &dyn Policy, call: &Call<'_>) {
     let answered = black_box(policy.ask(black_box(call)));
     assert!(answered.result.is_ok(), "{:?}", answered.result);
 }
 
-fn tenant() -> Result<Scope, Unprepared> {
+pub(crate) fn tenant() -> Result<Scope, Unprepared> {
     let name = TenantName::new("acme").map_err(|e| Unprepared(e.to_string()))?;
     Ok(Scope::Tenant(name))
 }
 
-fn loader(readiness: Readiness) -> Result<ComponentLoader, Unprepared> {
+pub(crate) fn loader(readiness: Readiness) -> Result<ComponentLoader, Unprepared> {
     let defaults = Limits::default();
     let ready_instances = match readiness {
         Readiness::Inline => 0,
@@ -155,6 +157,8 @@ fn loader(readiness: Readiness) -> Result<ComponentLoader, Unprepared> {
     let config = LoaderConfig {
         limits: Limits {
             ready_instances,
+            // A neighbour on a shared machine may keep the whole process waiting for longer than the usual 20 ms.
+            inline_deadline_ms: 2_000,
             ..defaults
         },
         key: ArtefactKey::from_bytes([7; 32]),
@@ -172,18 +176,27 @@ fn load(
 ) -> Result<Arc<dyn Policy>, Unprepared> {
     let path = folder.join(format!("{name}.wasm"));
     let component = std::fs::read(&path).map_err(|e| Unprepared(format!("{}: {e}", path.display())))?;
-    let binding = Binding {
+    let binding = binding(loader, &component, readiness, (scope, question, name));
+    let loaded = loader.load(&binding, &component, None);
+    loaded.map_err(|e| Unprepared(format!("{name}: {e}")))
+}
+
+pub(crate) fn binding(
+    loader: &ComponentLoader,
+    component: &[u8],
+    readiness: Readiness,
+    (scope, question, name): (Scope, QuestionKind, &str),
+) -> Binding {
+    Binding {
         scope,
         question,
         name: name.to_owned(),
-        version: loader.check(Some(question), &component, None).sha256,
+        version: loader.check(Some(question), component, None).sha256,
         config: String::new(),
         names: Arc::new(names()),
         reuse: match readiness {
             Readiness::Warm => Reuse::Warm,
             Readiness::Ahead | Readiness::Inline => Reuse::Fresh,
         },
-    };
-    let loaded = loader.load(&binding, &component, None);
-    loaded.map_err(|e| Unprepared(format!("{name}: {e}")))
+    }
 }

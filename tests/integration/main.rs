@@ -1,5 +1,6 @@
 //! The one integration-test binary.
 
+mod cold_start;
 mod first_light;
 /// Guests from WebAssembly text, shared with the runtime's own tests; each uses a part of it.
 #[path = "../../host/plugin/tests/policy/guests.rs"]

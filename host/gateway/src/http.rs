@@ -96,7 +96,8 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
         .saturating_sub(site.permits.available_permits());
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
-        site.metrics.render(in_flight, &site.parts.fleet.view()),
+        site.metrics
+            .render(in_flight, &site.parts.fleet.view(), site.parts.desk.samples()),
     )
 }
 

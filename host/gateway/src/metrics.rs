@@ -5,6 +5,7 @@
 
 mod fleet;
 mod labels;
+mod runtime;
 
 use crate::error::ErrorKind;
 use crate::policies;
@@ -12,12 +13,14 @@ use fleet::FleetGauges;
 use labels::{Error, Fallback, Policy, Request, Shadow, Stage, Work};
 use portolan_decide::{FleetView, PathRecord, ShadowRecord};
 use portolan_policy::QuestionKind;
+use portolan_ports::Sample;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use runtime::RuntimeNumbers;
 
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
@@ -28,6 +31,7 @@ pub struct Metrics {
     requests: Family<Request, Counter>,
     in_flight: Gauge,
     fleet: FleetGauges,
+    runtime: RuntimeNumbers,
     ttft: Histograms<Work>,
     duration: Histograms<Work>,
     stages: Histograms<Stage>,
@@ -52,6 +56,7 @@ impl Metrics {
         Self {
             requests: register(r, "requests", "Requests that were settled", Family::default()),
             fleet: FleetGauges::register(r),
+            runtime: RuntimeNumbers::register(r),
             in_flight: register(
                 r,
                 "requests_in_flight",
@@ -193,10 +198,11 @@ impl Metrics {
         self.errors.get_or_create(&Error::of(kind)).inc();
     }
 
-    /// All values as OpenMetrics text, with the number of requests that are in flight and the fleet as it is at this
-    /// moment.
-    pub fn render(&self, in_flight: usize, fleet: &FleetView) -> String {
+    /// All values as OpenMetrics text, with the number of requests that are in flight, the fleet and the policy
+    /// runtime as they are at this moment.
+    pub fn render(&self, in_flight: usize, fleet: &FleetView, policies: Vec<Sample>) -> String {
         self.fleet.read(fleet);
+        self.runtime.read(policies);
         self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
         let mut text = String::new();
         // Writing to a String cannot fail.

@@ -10,6 +10,7 @@
 mod approval;
 mod change;
 mod error;
+mod missing;
 mod order;
 mod restore;
 mod rollout;
@@ -34,9 +35,10 @@ use portolan_base::{Clock, TenantName};
 use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{
-    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyStore, Reuse, Signatures,
+    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyStore, Reuse, Sample, Signatures,
     VersionRecord,
 };
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -68,6 +70,8 @@ pub struct PolicyDesk {
     proposing: Mutex<()>,
     /// Locked for moments, by requests that settle.
     tallies: Mutex<tally::Tallies>,
+    /// Bindings that do not answer. Locked for moments, never while anything is loaded.
+    missing: Mutex<BTreeMap<PolicySlot, missing::Missing>>,
 }
 
 impl fmt::Debug for PolicyDesk {
@@ -89,6 +93,7 @@ impl PolicyDesk {
             four_eyes: None,
             proposing: Mutex::new(()),
             tallies: Mutex::default(),
+            missing: Mutex::default(),
         }
     }
 
@@ -114,6 +119,13 @@ impl PolicyDesk {
     /// Says what an upload of `component` would be told, and changes nothing.
     pub fn check(&self, question: Option<QuestionKind>, component: &[u8]) -> PolicyReport {
         self.parts.loader.check(question, component, None)
+    }
+
+    /// What the active policies did so far, for the metrics page.
+    pub fn samples(&self) -> Vec<Sample> {
+        let mut samples = self.parts.loader.samples();
+        samples.extend(self.missing_samples());
+        samples
     }
 
     /// Whether there is such a tenant.

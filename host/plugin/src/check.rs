@@ -109,9 +109,9 @@ pub(crate) fn setup_remark(fault: SetupFault) -> Remark {
             format!("the component needs more than the {most} bytes of memory an instance may have"),
             "lower the initial memory and the number of tables' elements",
         ),
-        SetupFault::Start(fault) => Remark::new(
+        fault @ (SetupFault::Start(_) | SetupFault::NotHere) => Remark::new(
             "cannot-start",
-            format!("no instance could be started: {fault}"),
+            format!("no instance could be started: {}", fault.into_fault()),
             "start functions and static initialisers must be short and must not trap",
         ),
     }

@@ -79,6 +79,21 @@ struct Running {
     all: usize,
     /// Of the medium and large class.
     sizeable: usize,
+    /// Who waits, in the order they came, and whether it is of those classes.
+    waiting: VecDeque<(u64, bool)>,
+    tickets: u64,
+}
+
+impl Running {
+    /// The first in the queue for whom there is a place. One is always left to compact components, which are compiled
+    /// in a moment.
+    fn next(&self) -> Option<u64> {
+        let fits = |sizeable: bool| self.all < AT_ONCE && self.sizeable + usize::from(sizeable) < AT_ONCE;
+        let mut waiting = self.waiting.iter();
+        waiting
+            .find(|(_, sizeable)| fits(*sizeable))
+            .map(|(ticket, _)| *ticket)
+    }
 }
 
 /// The right to compile.
@@ -98,18 +113,28 @@ impl Drop for Pass {
 }
 
 impl Gate {
-    /// Waits for a place. One is always left to compact components, which are compiled in a moment.
+    /// Waits for a place. First come, first served: however many components one tenant sends (the admin API takes a few
+    /// at once from each), another's waits for those before it only.
     fn enter(self: &Arc<Self>, class: SizeClass, until: Instant) -> Option<Pass> {
-        let sizeable = usize::from(class != SizeClass::Compact);
+        let sizeable = class != SizeClass::Compact;
         let mut running = self.running.lock();
-        while running.all >= AT_ONCE || running.sizeable + sizeable >= AT_ONCE {
-            if self.one_less.wait_until(&mut running, until).timed_out() {
-                return None;
-            }
+        running.tickets += 1;
+        let mine = running.tickets;
+        running.waiting.push_back((mine, sizeable));
+        let mut in_time = true;
+        while in_time && running.next() != Some(mine) {
+            in_time = !self.one_less.wait_until(&mut running, until).timed_out();
         }
-        running.all += 1;
-        running.sizeable += sizeable;
-        Some(Pass {
+        let admitted = running.next() == Some(mine);
+        running.waiting.retain(|(ticket, _)| *ticket != mine);
+        if admitted {
+            running.all += 1;
+            running.sizeable += usize::from(sizeable);
+        }
+        drop(running);
+        // There may be a place for the next as well.
+        self.one_less.notify_all();
+        admitted.then(|| Pass {
             gate: self.clone(),
             class,
         })
@@ -222,5 +247,34 @@ mod tests {
         let second = gate.enter(SizeClass::Compact, at_once).unwrap();
         drop((compact, second));
         assert!(gate.enter(SizeClass::Large, at_once).is_some());
+    }
+
+    #[test]
+    fn who_came_first_is_compiled_first() {
+        let gate = Arc::new(Gate::default());
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
+        let held = [SizeClass::Compact; AT_ONCE].map(|class| gate.enter(class, now).unwrap());
+        let order = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for n in 0..5 {
+                let (gate, order) = (&gate, &order);
+                scope.spawn(move || {
+                    let pass = gate.enter(SizeClass::Compact, later).unwrap();
+                    order.lock().push(n);
+                    drop(pass);
+                });
+                while gate.running.lock().waiting.len() <= n {
+                    std::thread::yield_now();
+                }
+            }
+            // One place, so that each is through before the next.
+            let [first, second] = held;
+            drop(first);
+            while order.lock().len() < 5 {
+                std::thread::yield_now();
+            }
+            drop(second);
+        });
+        assert_eq!(order.into_inner(), [0, 1, 2, 3, 4]);
     }
 }

@@ -11,6 +11,7 @@ use crate::host::{GuestState, Live, LiveCounters, OFFERED, Tenancy};
 use crate::limiter::Limiter;
 use crate::limits::{Limits, SizeClass};
 use crate::question::{self, Setup};
+use crate::ticker::Ticker;
 use portolan_policy::{Answer, Call, PolicyFault, Question, QuestionKind};
 use std::sync::Arc;
 use wasmtime::component::{Component, Instance, InstancePre, Linker};
@@ -29,6 +30,9 @@ const CALLS_OF_A_WARM_INSTANCE: u32 = 1_000;
 pub(crate) struct Budget {
     pub(crate) fuel: u64,
     pub(crate) deadline_ms: u64,
+    /// Memory it may grow to, below what its class may have. One that wants more is stopped, and can be tried again
+    /// on a thread where more is allowed.
+    pub(crate) memory_bytes: usize,
 }
 
 /// A compiled and linked component, from which instances are made.
@@ -39,6 +43,7 @@ pub(crate) struct Blueprint {
     class: SizeClass,
     limits: Limits,
     reads_request: bool,
+    ticker: Arc<Ticker>,
 }
 
 enum Indices {
@@ -62,14 +67,22 @@ pub(crate) enum SetupFault {
     Start(PolicyFault),
     /// `configure` did not return.
     Configure(PolicyFault),
+    /// It wants more memory than it may take where it was to be made.
+    NotHere,
     /// `configure` returned an error: its text.
     Refused(String),
 }
 
 impl SetupFault {
+    /// Whether the pool had no place for it.
+    pub(crate) fn is_for_want_of_room(&self) -> bool {
+        matches!(self, Self::Start(PolicyFault::Saturated))
+    }
+
     pub(crate) fn into_fault(self) -> PolicyFault {
         match self {
             Self::Start(fault) | Self::Configure(fault) => fault,
+            Self::NotHere => PolicyFault::Unavailable("it takes too much memory for this thread".into()),
             Self::Refused(why) => PolicyFault::Unavailable(format!("configure refused: {why}")),
         }
     }
@@ -80,6 +93,7 @@ pub(crate) struct Guest {
     store: Store<GuestState>,
     export: Export,
     reads_request: bool,
+    ticker: Arc<Ticker>,
     /// Calls it was asked.
     calls: u32,
     /// Bytes of memory it had when it was ready.
@@ -97,12 +111,14 @@ pub(crate) struct Told {
     pub(crate) result: Result<Answer, PolicyFault>,
     pub(crate) fuel: u64,
     pub(crate) memory: usize,
+    /// It wanted more memory than it may take where it ran.
+    pub(crate) stopped_here: bool,
 }
 
 impl Blueprint {
     /// Links a component that answers `question`.
     pub(crate) fn new(
-        linker: &Linker<GuestState>,
+        (linker, ticker): (&Linker<GuestState>, &Arc<Ticker>),
         component: &Component,
         question: QuestionKind,
         class: SizeClass,
@@ -126,6 +142,7 @@ impl Blueprint {
             class,
             limits: *limits,
             reads_request: reads_request(engine, component),
+            ticker: ticker.clone(),
             pre,
         })
     }
@@ -139,15 +156,18 @@ impl Blueprint {
         budget: Budget,
     ) -> Result<Made, SetupFault> {
         let mut store = self.store(tenancy, live);
+        let _running = self.ticker.run();
         arm(&mut store, budget).map_err(|e| SetupFault::Start(fault::of_start(&e, &store, budget)))?;
-        let (instance, export) = self
-            .start(&mut store)
-            .map_err(|e| SetupFault::Start(fault::of_start(&e, &store, budget)))?;
+        let (instance, export) = self.start(&mut store).map_err(|e| match stopped(&store) {
+            true => SetupFault::NotHere,
+            false => SetupFault::Start(fault::of_start(&e, &store, budget)),
+        })?;
         let configured = self
             .lifecycle
             .load(&mut store, &instance)
             .and_then(|l| setup.with_tables(|config, names| l.call_configure(&mut store, config, names)));
         match configured {
+            Err(_) if stopped(&store) => Err(SetupFault::NotHere),
             Err(e) => Err(SetupFault::Configure(fault::of_call(&e, &store, budget))),
             Ok(Err(why)) => Err(SetupFault::Refused(crate::log::tame(
                 &why,
@@ -161,6 +181,7 @@ impl Blueprint {
                         store,
                         export,
                         reads_request: self.reads_request,
+                        ticker: self.ticker.clone(),
                         calls: 0,
                         memory_at_start,
                     },
@@ -203,9 +224,14 @@ fn reads_request(engine: &Engine, component: &Component) -> bool {
 }
 
 fn arm(store: &mut Store<GuestState>, budget: Budget) -> wasmtime::Result<()> {
+    store.data_mut().limiter.allow_here(budget.memory_bytes);
     // One tick more than asked: the present tick may be nearly over.
     store.set_epoch_deadline(budget.deadline_ms.saturating_add(1));
     store.set_fuel(budget.fuel)
+}
+
+fn stopped(store: &Store<GuestState>) -> bool {
+    store.data().limiter.stopped_here()
 }
 
 fn used(store: &Store<GuestState>, budget: Budget) -> u64 {
@@ -232,6 +258,8 @@ impl Guest {
             state.labels.clone_from(call.labels);
             call.request_id.clone_into(&mut state.request_id);
         }
+        let ticker = self.ticker.clone();
+        let _running = ticker.run();
         let result = match arm(&mut self.store, budget).and_then(|()| self.dispatch(&call.question)) {
             Ok(checked) => checked,
             Err(error) => Err(fault::of_call(&error, &self.store, budget)),
@@ -240,6 +268,7 @@ impl Guest {
             result,
             fuel: used(&self.store, budget),
             memory: self.memory(),
+            stopped_here: stopped(&self.store),
         }
     }
 

@@ -42,6 +42,8 @@ mod question;
 mod samples;
 mod slots;
 mod stats;
+mod stock;
+mod ticker;
 mod version;
 
 pub use artefact::{ArtefactKey, KeyError};
@@ -50,8 +52,7 @@ pub use compiler::Compilation;
 pub use componentize::{ComponentizeError, componentize};
 pub use contract::POLICY_WIT;
 pub use engine::{Allocation, EngineError};
-pub use limits::{CompileBudget, CompileBudgets, FuelBudget, Limits, SizeClass};
+pub use limits::{CompileBudget, CompileBudgets, FuelBudget, Limits, SizeClass, TenantLimits};
 pub use loader::{ComponentLoader, LoaderConfig};
 pub use portolan_ports::{Entry, MemoryState, PolicyState, StateQuota, StateSpace};
-pub use samples::Sample;
 pub use stats::{RuntimeStats, VersionKey, VersionStats};

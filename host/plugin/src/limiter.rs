@@ -13,7 +13,15 @@ pub(crate) struct Limiter {
     tables: usize,
     memory: usize,
     refused: bool,
+    /// Bytes that the present stretch of guest code may grow to.
+    memory_here: usize,
+    left: bool,
 }
+
+/// The guest wants more memory than it may take where it runs.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest wants more memory than it may take on this thread")]
+struct NotHere;
 
 impl Limiter {
     pub(crate) fn new(limits: &Limits, class: SizeClass) -> Self {
@@ -25,6 +33,8 @@ impl Limiter {
             tables: limits.tables as usize,
             memory: 0,
             refused: false,
+            memory_here: usize::MAX,
+            left: false,
         }
     }
 
@@ -36,6 +46,17 @@ impl Limiter {
     /// Bytes of memory allowed.
     pub(crate) fn memory_limit(&self) -> u64 {
         self.memory_limit as u64
+    }
+
+    /// Bounds what follows: filling memory costs a page fault for every 4 KiB and next to no fuel, so that a thread
+    /// which must not be held up lets guests have little of it.
+    pub(crate) fn allow_here(&mut self, bytes: usize) {
+        self.memory_here = bytes;
+    }
+
+    /// Whether the guest was stopped because it wanted more memory than it may take where it ran.
+    pub(crate) fn stopped_here(&self) -> bool {
+        self.left
     }
 
     /// Whether the guest asked for more than it may have.
@@ -56,6 +77,10 @@ impl ResourceLimiter for Limiter {
         if total > self.memory_limit {
             self.refused = true;
             return Ok(false);
+        }
+        if declared && desired > current && total > self.memory_here {
+            self.left = true;
+            return Err(NotHere.into());
         }
         if declared {
             self.memory = total;

@@ -168,6 +168,11 @@ pub struct Limits {
     pub input_cells: usize,
     /// Bytes of a component.
     pub component_bytes: usize,
+    /// Functions in a component, all modules together: each costs compiling some tens of microseconds however short it
+    /// is. CPython has 13,490.
+    pub functions: u32,
+    /// Components within a component: QuickJS with its stubs has 25.
+    pub nested_components: u32,
     /// Bytes of one function's body: compile time grows faster than linearly with it, and 512 KiB is three times
     /// CPython's main loop.
     pub function_bytes: usize,
@@ -177,7 +182,8 @@ pub struct Limits {
     pub compile: CompileBudgets,
     /// Instances that may exist at once in this process.
     pub pool_instances: u32,
-    /// Instances kept ready for each compact version; interpreted ones keep one.
+    /// Instances kept ready for each compact version that was asked; interpreted ones keep one, as does a version
+    /// nobody asked yet.
     pub ready_instances: usize,
     /// Calls one tenant may have on calling threads at once. One more goes to the slow lane.
     pub inline_calls_per_tenant: usize,
@@ -189,6 +195,34 @@ pub struct Limits {
     pub slow_queue_per_scope: usize,
     /// Calls waiting in the slow lane altogether.
     pub slow_queue: usize,
+    /// Most fuel of a call, whatever its rows earn it.
+    pub fuel_per_call: u64,
+    /// Calls a scope may have under way at once, waiting ones included.
+    pub concurrent_calls: usize,
+    /// Log lines a policy may write each second, and at once after a silence: enough to follow a few requests by eye, too
+    /// few to fill a disk (100 lines of 256 bytes are 2 GB a day).
+    pub log_lines_per_second: u32,
+}
+
+/// What one tenant's policies may use, where that is not as usual. Never more than [`Limits`] allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TenantLimits {
+    /// Fuel of a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fuel_per_call: Option<u64>,
+    /// Milliseconds of a call by the clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call_ms: Option<u64>,
+    /// Memory of an instance, in MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<usize>,
+    /// Calls under way at once, of all the tenant's policies together. One more is answered `saturated`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrent_calls: Option<usize>,
+    /// Log lines a policy may write each second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_lines_per_second: Option<u32>,
 }
 
 impl Default for Limits {
@@ -225,16 +259,21 @@ impl Default for Limits {
             hostcall_bytes: 256 << 10,
             input_cells: 512 << 10,
             component_bytes: 24 << 20,
+            functions: 40_000,
+            nested_components: 64,
             function_bytes: 512 << 10,
             config_bytes: 64 << 10,
             compile: CompileBudgets::default(),
-            pool_instances: 512,
-            ready_instances: 4,
+            pool_instances: 1024,
+            ready_instances: 8,
             inline_calls_per_tenant: 1,
             inline_calls_platform: 16,
             slow_threads: 4,
             slow_queue_per_scope: 16,
             slow_queue: 64,
+            fuel_per_call: u64::MAX,
+            concurrent_calls: usize::MAX,
+            log_lines_per_second: 100,
         }
     }
 }
@@ -282,6 +321,29 @@ impl Limits {
             SizeClass::Compact => self.inline_call.for_rows(rows),
             SizeClass::Medium | SizeClass::Large => self.interpreted_call.for_rows(rows),
         }
+        .min(self.fuel_per_call)
+    }
+
+    /// The same, narrowed to what one tenant may use.
+    pub fn narrowed(&self, tenant: &TenantLimits) -> Self {
+        let call_ms = tenant.call_ms.unwrap_or(u64::MAX);
+        let memory = tenant
+            .memory_mib
+            .map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
+        Self {
+            fuel_per_call: self.fuel_per_call.min(tenant.fuel_per_call.unwrap_or(u64::MAX)),
+            inline_deadline_ms: self.inline_deadline_ms.min(call_ms),
+            slow_deadline_ms: self.slow_deadline_ms.min(call_ms),
+            memory_bytes: self.memory_bytes.min(memory),
+            large_memory_bytes: self.large_memory_bytes.min(memory),
+            concurrent_calls: self
+                .concurrent_calls
+                .min(tenant.concurrent_calls.unwrap_or(usize::MAX)),
+            log_lines_per_second: self
+                .log_lines_per_second
+                .min(tenant.log_lines_per_second.unwrap_or(u32::MAX)),
+            ..*self
+        }
     }
 }
 
@@ -302,6 +364,31 @@ mod tests {
     fn the_contract_says_how_long_a_deferral_may_be() {
         let said = format!("this many milliseconds (at most {DEFER_MAX_MS})");
         assert!(crate::POLICY_WIT.contains(&said), "wit/policy.wit says otherwise");
+    }
+
+    #[test]
+    fn a_tenants_limits_narrow_and_never_widen() {
+        let all = Limits::default();
+        assert_eq!(all.narrowed(&TenantLimits::default()), all);
+        let wide = TenantLimits {
+            fuel_per_call: Some(u64::MAX),
+            call_ms: Some(1_000_000),
+            memory_mib: Some(1_000_000),
+            concurrent_calls: None,
+            log_lines_per_second: Some(1_000_000),
+        };
+        assert_eq!(all.narrowed(&wide), all);
+        let narrow = all.narrowed(&TenantLimits {
+            fuel_per_call: Some(30_000),
+            call_ms: Some(30),
+            memory_mib: Some(2),
+            concurrent_calls: Some(3),
+            log_lines_per_second: Some(5),
+        });
+        assert_eq!(narrow.call_fuel(SizeClass::Compact, 64), 30_000);
+        assert_eq!(narrow.call_fuel(SizeClass::Compact, 0), 20_000);
+        assert_eq!((narrow.inline_deadline_ms, narrow.slow_deadline_ms), (20, 30));
+        assert_eq!(narrow.memory_for(SizeClass::Large), 2 << 20);
     }
 
     #[test]

@@ -9,18 +9,20 @@ use crate::filler::Filler;
 use crate::guest::Blueprint;
 use crate::host::{self, GuestState, Tenancy};
 use crate::lane::Lane;
-use crate::limits::{Limits, SizeClass};
+use crate::limits::{Limits, SizeClass, TenantLimits};
 use crate::log::LogQuota;
 use crate::probing;
 use crate::question::Setup;
 use crate::slots::ScopeSlots;
 use crate::stats::{Counted, Counters, Registry, RuntimeStats, bump};
+use crate::stock::Shelf;
 use crate::version::{Parts, Services, Version};
-use portolan_base::Clock;
+use portolan_base::{Clock, TenantName};
 use portolan_policy::{Policy, PolicyDescriptor, PolicySource, QuestionKind, Scope};
 use portolan_ports::{
-    Binding, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, Rehearsal, StateSpace,
+    Binding, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, Rehearsal, Reuse, Sample, StateSpace,
 };
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use wasmtime::component::{Component, Linker};
@@ -40,6 +42,7 @@ pub struct LoaderConfig {
 /// Turns components into policies.
 pub struct ComponentLoader {
     limits: Limits,
+    tenants: HashMap<TenantName, Limits>,
     runtime: Runtime,
     linker: Linker<GuestState>,
     compiler: Compiler,
@@ -73,13 +76,13 @@ impl ComponentLoader {
         let mut linker = Linker::new(&runtime.engine);
         host::link(&mut linker).map_err(EngineError::Engine)?;
         let services = Services {
-            limits,
             lane: Lane::start(&limits)?,
-            filler: Filler::start()?,
-            ready: Arc::default(),
+            filler: Filler::start(limits.pool_instances)?,
+            shelf: Shelf::new(limits.pool_instances),
         };
         Ok(Self {
             limits,
+            tenants: HashMap::new(),
             compiler: Compiler::new(runtime.engine.clone(), compilation, limits.compile),
             sealer: Sealer::new(key, runtime.code_key.clone()),
             runtime,
@@ -95,6 +98,24 @@ impl ComponentLoader {
         })
     }
 
+    /// Narrows what single tenants may use.
+    #[must_use]
+    pub fn with_tenant_limits(
+        mut self,
+        tenants: impl IntoIterator<Item = (TenantName, TenantLimits)>,
+    ) -> Self {
+        let narrowed = |(name, own): (TenantName, TenantLimits)| (name, self.limits.narrowed(&own));
+        self.tenants = tenants.into_iter().map(narrowed).collect();
+        self
+    }
+
+    fn limits_of(&self, scope: &Scope) -> &Limits {
+        match scope {
+            Scope::Platform => &self.limits,
+            Scope::Tenant(name) => self.tenants.get(name).unwrap_or(&self.limits),
+        }
+    }
+
     /// The state of the runtime, for metrics.
     pub fn stats(&self) -> RuntimeStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -107,7 +128,7 @@ impl ComponentLoader {
             compiled: self.compiler.compiled(),
             artefacts_used: read(&self.artefacts_used),
             artefacts_refused: read(&self.artefacts_refused),
-            ticker_lateness_us: self.runtime.ticker_lateness_us(),
+            ticker_lateness_us: self.runtime.ticker.lateness_us(),
         }
     }
 
@@ -147,10 +168,21 @@ impl ComponentLoader {
         })
     }
 
-    fn blueprint(&self, inspected: &Inspected, component: &Component) -> Result<Blueprint, Remark> {
+    fn blueprint(
+        &self,
+        inspected: &Inspected,
+        component: &Component,
+        limits: &Limits,
+    ) -> Result<Blueprint, Remark> {
         let Inspected { question, class } = inspected;
-        Blueprint::new(&self.linker, component, *question, *class, &self.limits)
-            .map_err(|error| wrong_types(*question, &format!("{error:#}")))
+        Blueprint::new(
+            (&self.linker, &self.runtime.ticker),
+            component,
+            *question,
+            *class,
+            limits,
+        )
+        .map_err(|error| wrong_types(*question, &format!("{error:#}")))
     }
 
     /// A component from its compiled artefact where that is ours and fits, else compiled anew.
@@ -180,7 +212,10 @@ impl ComponentLoader {
             },
             state: self.state.clone(),
             clock: self.clock.clone(),
-            log: LogQuota::new(self.clock.now()),
+            log: LogQuota::new(
+                self.limits_of(&binding.scope).log_lines_per_second,
+                self.clock.now(),
+            ),
         })
     }
 
@@ -196,6 +231,7 @@ impl ComponentLoader {
                 },
             },
             scope: binding.scope.clone(),
+            limits: *self.limits_of(&binding.scope),
             class,
             blueprint,
             tenancy: self.tenancy(binding),
@@ -204,8 +240,12 @@ impl ComponentLoader {
                 names: binding.names.clone(),
             },
             counters: Counters::new(&self.live),
-            slots: self.slots.of(&binding.scope, &self.limits),
-            reuse: binding.reuse,
+            slots: self.slots.of(&binding.scope, self.limits_of(&binding.scope)),
+            keeps_warm: match binding.reuse {
+                Reuse::Fresh => false,
+                Reuse::Warm => true,
+                Reuse::ByClass => class != SizeClass::Compact,
+            },
         }
     }
 
@@ -215,7 +255,8 @@ impl ComponentLoader {
         inspected: &Inspected,
         component: &Component,
     ) -> Result<Arc<Version>, Remark> {
-        let blueprint = self.blueprint(inspected, component)?;
+        let limits = self.limits_of(&binding.scope);
+        let blueprint = self.blueprint(inspected, component, limits)?;
         let parts = self.parts(binding, inspected.class, blueprint);
         let version = Version::start(parts, self.services.clone()).map_err(check::setup_remark)?;
         let counted: Arc<dyn Counted> = version.clone();
@@ -284,7 +325,7 @@ impl PolicyLoader for ComponentLoader {
             ),
         );
         report.note("compile-time", format!("compiled in {} ms", took.as_millis()));
-        match self.blueprint(&inspected, &compiled) {
+        match self.blueprint(&inspected, &compiled, &self.limits) {
             Err(remark) => report.error(remark),
             Ok(blueprint) => {
                 let subject = probing::Subject {
@@ -346,6 +387,10 @@ impl PolicyLoader for ComponentLoader {
             Ok(version) => Ok(version),
             Err(remark) => Err(report.reject(remark)),
         }
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        self.stats().samples()
     }
 }
 

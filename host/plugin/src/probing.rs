@@ -153,6 +153,7 @@ impl Subject<'_> {
             Budget {
                 fuel,
                 deadline_ms: self.limits.setup_deadline_ms,
+                memory_bytes: usize::MAX,
             },
         );
         Some((told.result, told.fuel))
@@ -162,6 +163,7 @@ impl Subject<'_> {
         let budget = Budget {
             fuel: self.limits.setup_fuel,
             deadline_ms: self.limits.setup_deadline_ms,
+            memory_bytes: usize::MAX,
         };
         self.blueprint
             .make(tenancy, &LiveCounters::default(), setup, budget)
@@ -178,7 +180,7 @@ impl Subject<'_> {
             },
             state: Arc::new(MemoryState::default()),
             clock: self.clock.clone(),
-            log: LogQuota::new(self.clock.now()),
+            log: LogQuota::new(self.limits.log_lines_per_second, self.clock.now()),
         })
     }
 }

@@ -11,31 +11,42 @@ use std::sync::{Arc, Weak};
 #[derive(Debug)]
 pub(crate) struct Slots {
     free: AtomicUsize,
+    /// Calls that may still begin, wherever they run.
+    calls: AtomicUsize,
 }
 
 /// A slot in use.
-pub(crate) struct Slot<'a>(&'a Slots);
+pub(crate) struct Slot<'a>(&'a AtomicUsize);
 
 impl Slots {
-    fn new(count: usize) -> Self {
+    fn new(count: usize, calls: usize) -> Self {
         Self {
             free: AtomicUsize::new(count),
+            calls: AtomicUsize::new(calls),
         }
+    }
+
+    /// Counts a call in, if the scope may have one more.
+    pub(crate) fn begin_call(&self) -> Option<Slot<'_>> {
+        take(&self.calls)
     }
 
     /// Takes a slot, if one is free.
     pub(crate) fn take(&self) -> Option<Slot<'_>> {
-        let less = |free: usize| free.checked_sub(1);
-        self.free
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, less)
-            .ok()
-            .map(|_| Slot(self))
+        take(&self.free)
     }
+}
+
+fn take(left: &AtomicUsize) -> Option<Slot<'_>> {
+    let less = |left: usize| left.checked_sub(1);
+    left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less)
+        .ok()
+        .map(|_| Slot(left))
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.0.free.fetch_add(1, Ordering::AcqRel);
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -50,10 +61,11 @@ impl ScopeSlots {
             return slots;
         }
         known.retain(|_, slots| slots.strong_count() > 0);
-        let slots = Arc::new(Slots::new(match scope {
+        let inline = match scope {
             Scope::Platform => limits.inline_calls_platform,
             Scope::Tenant(_) => limits.inline_calls_per_tenant,
-        }));
+        };
+        let slots = Arc::new(Slots::new(inline, limits.concurrent_calls));
         known.insert(scope.clone(), Arc::downgrade(&slots));
         slots
     }
@@ -74,5 +86,20 @@ mod tests {
         assert!(all.of(&tenant("b"), &limits).take().is_some());
         drop(held);
         assert!(second.take().is_some());
+    }
+
+    #[test]
+    fn a_tenants_calls_are_counted_over_all_its_policies() {
+        let all = ScopeSlots::default();
+        let limits = Limits {
+            concurrent_calls: 2,
+            ..Limits::default()
+        };
+        let tenant = Scope::Tenant(TenantName::new("a").unwrap());
+        let (first, second) = (all.of(&tenant, &limits), all.of(&tenant, &limits));
+        let held = (first.begin_call().unwrap(), second.begin_call().unwrap());
+        assert!(first.begin_call().is_none());
+        drop(held);
+        assert!(first.begin_call().is_some());
     }
 }

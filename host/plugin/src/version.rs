@@ -12,35 +12,35 @@ use crate::limits::{Limits, SizeClass};
 use crate::question::{OwnedCall, Setup, cells};
 use crate::slots::Slots;
 use crate::stats::{Counted, Counters, VersionKey, bump};
-use parking_lot::Mutex;
+use crate::stock::{Shelf, Stock};
 use portolan_policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, Scope};
-use portolan_ports::Reuse;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What all versions share.
 pub(crate) struct Services {
-    pub(crate) limits: Limits,
     pub(crate) lane: Lane,
     pub(crate) filler: Filler,
-    /// Instances that wait for a call, over all versions.
-    pub(crate) ready: Arc<AtomicUsize>,
+    /// Room for instances that wait for a call, over all versions.
+    pub(crate) shelf: Arc<Shelf>,
 }
 
 /// What a version is made of.
 pub(crate) struct Parts {
     pub(crate) descriptor: PolicyDescriptor,
     pub(crate) scope: Scope,
+    /// The scope's own.
+    pub(crate) limits: Limits,
     pub(crate) class: SizeClass,
     pub(crate) blueprint: Blueprint,
     pub(crate) tenancy: Arc<Tenancy>,
     pub(crate) setup: Setup,
     pub(crate) counters: Counters,
     pub(crate) slots: Arc<Slots>,
-    pub(crate) reuse: Reuse,
+    /// Whether an instance that answered is kept for further calls.
+    pub(crate) keeps_warm: bool,
 }
 
 pub(crate) struct Version {
@@ -48,42 +48,19 @@ pub(crate) struct Version {
     services: Arc<Services>,
     me: Weak<Version>,
     pace: Pace,
-    ready: Mutex<VecDeque<Ready>>,
+    stock: Arc<Stock>,
     refilling: AtomicBool,
     slow: AtomicBool,
-}
-
-/// An instance in the queue, counted against what may be kept ready altogether.
-struct Ready {
-    guest: Guest,
-    _counted: ReadyCount,
-}
-
-struct ReadyCount(Arc<AtomicUsize>);
-
-impl ReadyCount {
-    /// At most half of the pool is kept ready, so that calls always find room for one more instance.
-    fn take(services: &Services) -> Option<Self> {
-        let most = services.limits.pool_instances as usize / 2;
-        let before = services.ready.fetch_add(1, Ordering::Relaxed);
-        let taken = Self(services.ready.clone());
-        (before < most).then_some(taken)
-    }
-}
-
-impl Drop for ReadyCount {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Version {
     /// Makes the first instance, which shows that the configuration is accepted and how dear starting is.
     pub(crate) fn start(parts: Parts, services: Arc<Services>) -> Result<Arc<Self>, SetupFault> {
-        let limits = &services.limits;
+        let limits = &parts.limits;
         let budget = Budget {
             fuel: limits.setup_fuel,
             deadline_ms: limits.setup_deadline_ms,
+            memory_bytes: usize::MAX,
         };
         let first = parts
             .blueprint
@@ -94,22 +71,22 @@ impl Version {
             Pace::Heavy
         };
         let slow = parts.class != SizeClass::Compact || first.guest.memory() > limits.inline_memory_bytes;
+        let stock = Stock::new(&services.shelf, ready_wanted(parts.class, limits));
         let version = Arc::new_cyclic(|me| Self {
             parts,
             services,
             me: me.clone(),
             pace,
-            ready: Mutex::default(),
+            stock,
             refilling: AtomicBool::new(false),
             slow: AtomicBool::new(slow),
         });
         version.keep(first.guest);
-        version.ask_for_refill();
         Ok(version)
     }
 
     fn limits(&self) -> &Limits {
-        &self.services.limits
+        &self.parts.limits
     }
 
     fn answer(&self, call: &Call<'_>) -> Answered {
@@ -119,14 +96,24 @@ impl Version {
             let why = format!("the question has {crossing} values, at most {most} are handed to a component");
             return failed(PolicyFault::Unavailable(why));
         }
+        let Some(_call) = self.parts.slots.begin_call() else {
+            return failed(PolicyFault::Saturated);
+        };
         let rows = call.question.rows();
         let inline = !self.is_slow() && !self.limits().inline_call.is_capped(rows);
         let slot = if inline { self.parts.slots.take() } else { None };
         if slot.is_some()
             && let Some(guest) = self.quick_guest()
         {
-            let budget = self.budget(rows, self.limits().inline_deadline_ms);
-            return guest.map_or_else(failed, |guest| self.run(guest, call, budget));
+            let budget = Budget {
+                memory_bytes: self.limits().inline_memory_bytes,
+                ..self.budget(rows, self.limits().inline_deadline_ms)
+            };
+            match guest.map(|guest| self.run(guest, call, budget)) {
+                Ok(Some(answered)) => return answered,
+                Err(fault) => return failed(fault),
+                Ok(None) => {}
+            }
         }
         drop(slot);
         self.answer_in_slow_lane(call)
@@ -136,12 +123,13 @@ impl Version {
         Budget {
             fuel: self.limits().call_fuel(self.parts.class, rows),
             deadline_ms,
+            memory_bytes: usize::MAX,
         }
     }
 
     /// An instance at once: a ready one, or one made here when that is known to be quick.
     fn quick_guest(&self) -> Option<Result<Guest, PolicyFault>> {
-        if let Some(guest) = self.take_ready() {
+        if let Some(guest) = self.stock.take() {
             return Some(Ok(guest));
         }
         if self.pace == Pace::Heavy {
@@ -151,17 +139,31 @@ impl Version {
         let budget = Budget {
             fuel: limits.setup_inline_fuel,
             deadline_ms: limits.inline_deadline_ms,
+            memory_bytes: limits.inline_memory_bytes,
         };
-        Some(self.make_for_call(budget))
+        match self.make_for_call(budget) {
+            Err(SetupFault::NotHere) => {
+                self.slow.store(true, Ordering::Relaxed);
+                None
+            }
+            made => Some(made.map_err(|refused| self.noted(refused))),
+        }
     }
 
-    fn make_for_call(&self, budget: Budget) -> Result<Guest, PolicyFault> {
+    fn make_for_call(&self, budget: Budget) -> Result<Guest, SetupFault> {
         bump(&self.parts.counters.made_inline);
-        self.make(budget).map(|made| made.guest).map_err(|refused| {
-            let fault = refused.into_fault();
-            self.note(&fault);
-            fault
-        })
+        let mut made = self.make(budget);
+        if made.as_ref().is_err_and(SetupFault::is_for_want_of_room) {
+            self.services.filler.clear();
+            made = self.make(budget);
+        }
+        made.map(|made| made.guest)
+    }
+
+    fn noted(&self, refused: SetupFault) -> PolicyFault {
+        let fault = refused.into_fault();
+        self.note(&fault);
+        fault
     }
 
     fn make(&self, budget: Budget) -> Result<Made, SetupFault> {
@@ -171,21 +173,36 @@ impl Version {
             .make(&parts.tenancy, &parts.counters.live, &parts.setup, budget)
     }
 
-    fn run(&self, mut guest: Guest, call: &Call<'_>, budget: Budget) -> Answered {
-        let Told { result, fuel, memory } = guest.ask(call, budget);
+    /// Asks an instance. `None` when it was stopped because it needs more memory than it may take on this thread: then
+    /// the version belongs in the slow lane.
+    fn run(&self, mut guest: Guest, call: &Call<'_>, budget: Budget) -> Option<Answered> {
+        let Told {
+            result,
+            fuel,
+            memory,
+            stopped_here,
+        } = guest.ask(call, budget);
+        if stopped_here {
+            self.slow.store(true, Ordering::Relaxed);
+            self.settle(Some(guest));
+            return None;
+        }
         if let Err(fault) = &result {
             self.note(fault);
         }
         if memory > self.limits().inline_memory_bytes {
             self.slow.store(true, Ordering::Relaxed);
         }
-        if self.parts.reuse == Reuse::Warm && result.is_ok() && guest.is_reusable() {
-            self.keep_warm(guest);
-        }
-        Answered {
+        let spent = if self.parts.keeps_warm && result.is_ok() && guest.is_reusable() {
+            self.stock.keep_warm(guest)
+        } else {
+            Some(guest)
+        };
+        self.settle(spent);
+        Some(Answered {
             result,
             fuel: Some(fuel),
-        }
+        })
     }
 
     /// A version that ran into its budget once is kept off the calling threads from then on.
@@ -226,82 +243,56 @@ impl Version {
     }
 
     fn answer_here(&self, call: &Call<'_>, deadline_ms: u64) -> Answered {
-        let guest = self.take_ready().map_or_else(
+        let guest = self.stock.take().map_or_else(
             || {
-                self.make_for_call(Budget {
+                let budget = Budget {
                     fuel: self.limits().setup_fuel,
                     deadline_ms,
-                })
+                    memory_bytes: usize::MAX,
+                };
+                self.make_for_call(budget).map_err(|refused| self.noted(refused))
             },
             Ok,
         );
         let budget = self.budget(call.question.rows(), deadline_ms);
-        guest.map_or_else(failed, |guest| self.run(guest, call, budget))
-    }
-
-    fn take_ready(&self) -> Option<Guest> {
-        let (taken, left) = {
-            let mut ready = self.ready.lock();
-            (ready.pop_front(), ready.len())
-        };
-        // Half-empty is early enough, and asking wakes a thread: not for every call.
-        if left <= self.ready_wanted() / 2 {
-            self.ask_for_refill();
+        match guest {
+            Ok(guest) => self.run(guest, call, budget).unwrap_or_else(|| {
+                failed(PolicyFault::OutOfMemory(
+                    self.limits().memory_for(self.parts.class) as u64,
+                ))
+            }),
+            Err(fault) => failed(fault),
         }
-        taken.map(|ready| ready.guest)
     }
 
-    fn ready_wanted(&self) -> usize {
-        match self.parts.class {
-            SizeClass::Compact => self.limits().ready_instances,
-            SizeClass::Medium | SizeClass::Large => self.limits().ready_instances.min(1),
+    /// Leaves what a call left behind to another thread.
+    fn settle(&self, spent: Option<Guest>) {
+        if let Some(guest) = spent {
+            self.services.filler.retire(self.pace, guest);
+        }
+        if self.stock.is_low() {
+            self.ask_for_refill();
         }
     }
 
     fn ask_for_refill(&self) {
-        if self.ready_wanted() > 0 && !self.refilling.swap(true, Ordering::AcqRel) {
+        if !self.refilling.swap(true, Ordering::AcqRel) {
             self.services.filler.ask(self.pace, self.me.clone());
         }
     }
 
-    /// Queues an instance unless enough are ready. Returns whether another is wanted.
     fn keep(&self, guest: Guest) -> bool {
-        let Some(counted) = ReadyCount::take(&self.services) else {
-            return false;
-        };
-        let mut ready = self.ready.lock();
-        if ready.len() < self.ready_wanted() {
-            ready.push_back(Ready {
-                guest,
-                _counted: counted,
-            });
-        }
-        ready.len() < self.ready_wanted()
-    }
-
-    /// Puts an instance that answered in front, so that the same few answer and the others stay fresh.
-    fn keep_warm(&self, guest: Guest) {
-        let Some(counted) = ReadyCount::take(&self.services) else {
-            return;
-        };
-        let surplus = {
-            let mut ready = self.ready.lock();
-            ready.push_front(Ready {
-                guest,
-                _counted: counted,
-            });
-            // Others may have been made while this one was out.
-            if ready.len() > self.ready_wanted().max(1) {
-                ready.pop_back()
-            } else {
-                None
+        match self.stock.keep(guest) {
+            Ok(()) => !self.stock.is_full(),
+            Err(guest) => {
+                drop(guest);
+                false
             }
-        };
-        drop(surplus);
+        }
     }
 
     fn make_ahead(&self) -> bool {
-        if self.ready.lock().len() >= self.ready_wanted() {
+        if self.stock.is_full() {
             return false;
         }
         let limits = self.limits();
@@ -312,6 +303,7 @@ impl Version {
         match self.make(Budget {
             fuel,
             deadline_ms: limits.setup_deadline_ms,
+            memory_bytes: usize::MAX,
         }) {
             Ok(made) => {
                 bump(&self.parts.counters.made_ahead);
@@ -339,8 +331,9 @@ impl Policy for Version {
     }
 
     fn ask(&self, call: &Call<'_>) -> Answered {
+        let begun = Instant::now();
         let answered = self.answer(call);
-        self.parts.counters.count(&answered);
+        self.parts.counters.count(&answered, begun.elapsed());
         answered
     }
 }
@@ -362,6 +355,28 @@ impl Counted for Version {
 
     fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
+    }
+
+    fn ready(&self) -> usize {
+        self.stock.len()
+    }
+
+    fn log_lines(&self) -> (u64, u64) {
+        self.parts.tenancy.log.lines()
+    }
+}
+
+impl Drop for Version {
+    fn drop(&mut self) {
+        // The last call may be what drops it.
+        self.services.filler.unload(self.pace, self.stock.empty());
+    }
+}
+
+fn ready_wanted(class: SizeClass, limits: &Limits) -> usize {
+    match class {
+        SizeClass::Compact => limits.ready_instances,
+        SizeClass::Medium | SizeClass::Large => limits.ready_instances.min(1),
     }
 }
 

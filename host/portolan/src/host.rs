@@ -66,7 +66,7 @@ impl Host {
             Some(four_eyes) => desk.with_four_eyes(four_eyes),
             None => desk,
         });
-        desk.restore().map_err(HostError::Policies)?;
+        let restored = desk.restore().map_err(HostError::Policies)?;
         let models = parts::load_models(&config).await?;
         let shared = Shared {
             topology,
@@ -90,6 +90,7 @@ impl Host {
         for site in &mut sites {
             site.open(&shared)?;
         }
+        parts::finish_restoring(&desk, restored.pending)?;
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
         let watch = config.policies_dir.clone().map(start);
         let watch = watch.transpose().map_err(HostError::Watch)?;

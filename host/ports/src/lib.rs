@@ -10,6 +10,7 @@ pub mod kvset;
 pub mod loader;
 pub mod loader_fake;
 pub mod proposal;
+pub mod sample;
 pub mod signature;
 pub mod state;
 pub mod state_fake;
@@ -35,6 +36,7 @@ pub use loader::{
 };
 pub use loader_fake::FakeLoader;
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
+pub use sample::{Reading, Sample};
 pub use signature::{
     BadSignatureText, FakeSignatures, NoSignatures, SIGNATURES_MAX_BYTES, SIGNED_PREFIX, Signatures, Signed,
     VersionSignature,

@@ -1,5 +1,6 @@
 //! Turns a policy's bytes into something that can be asked.
 
+use crate::Sample;
 use portolan_policy::{NameTables, Policy, QuestionKind};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -10,8 +11,10 @@ pub use portolan_policy::Scope;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reuse {
-    /// Each call has an instance of its own: nothing is left from the call before.
+    /// Fresh for a compact component, warm for an interpreted one, which takes longer to start than to answer.
     #[default]
+    ByClass,
+    /// Each call has an instance of its own: nothing is left from the call before.
     Fresh,
     /// An instance is kept for further calls of the same binding, until it traps or has answered many. Faster, and a
     /// policy can then keep something from call to call, which makes its answers hard to replay.
@@ -123,4 +126,9 @@ pub trait PolicyLoader: Send + Sync {
         component: &[u8],
         compiled: Option<&[u8]>,
     ) -> Result<Arc<dyn Policy>, PolicyRejection>;
+
+    /// What the policies did so far, for the metrics page. A loader that does not count has nothing to say.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
+    }
 }

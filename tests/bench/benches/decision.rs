@@ -1,26 +1,37 @@
 //! Prints what a request's decisions cost: `make bench`.
 
-use portolan_bench::{Decision, Figures, Inputs, Readiness, Unprepared, each, in_a_row};
-use std::path::PathBuf;
+use portolan_bench::{Decision, Figures, Inputs, Readiness, Unprepared, each, in_a_row, reloads};
+use std::path::{Path, PathBuf};
 
 const RUNS: usize = 20_000;
 /// Fewer where each run waits for instances that another thread makes.
-const RUNS_AHEAD: usize = 2_000;
+const RUNS_AHEAD: usize = 4_000;
+const RELOADS: usize = 10_000;
 
 fn main() -> Result<(), Unprepared> {
     let folder = std::env::var_os("PORTOLAN_PLUGINS").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../plugins/dist"),
         PathBuf::from,
     );
-    say("| what | routes | median | p99 | a second | of native |");
-    say("|---|---|---|---|---|---|");
+    say("| what | routes | median | p99 | p99, processor time | a second of processor time | of native |");
+    say("|---|---|---|---|---|---|---|");
     for routes in [16, 64] {
         decisions(&folder, routes)?;
     }
+    reloading(&folder)
+}
+
+/// Ten thousand reloads of eight versions while another thread asks.
+fn reloading(folder: &Path) -> Result<(), Unprepared> {
+    let done = reloads(folder, RELOADS)?;
+    say(&format!(
+        "\n{RELOADS} reloads under {} calls: median {:?}, of the swap itself {:?}; resident KiB at each tenth: {:?}",
+        done.calls, done.median, done.swap_median, done.resident_kib
+    ));
     Ok(())
 }
 
-fn decisions(folder: &std::path::Path, routes: u32) -> Result<(), Unprepared> {
+fn decisions(folder: &Path, routes: u32) -> Result<(), Unprepared> {
     let inputs = Inputs::new(routes);
     let native = Decision::native()?;
     let base = in_a_row(RUNS, || native.decide(&inputs));
@@ -28,8 +39,17 @@ fn decisions(folder: &std::path::Path, routes: u32) -> Result<(), Unprepared> {
     let base_route = in_a_row(RUNS, || native.route(&inputs));
 
     let ahead = Decision::components(folder, Readiness::Ahead)?;
+    // Each keeps its instances ready once it was asked.
+    ahead.decide(&inputs);
     let figures = each(RUNS_AHEAD, || ahead.settle(), || ahead.decide(&inputs));
     row("decision, instances made ahead", routes, figures, base);
+
+    row(
+        "decision, one after another",
+        routes,
+        in_a_row(RUNS, || ahead.decide(&inputs)),
+        base,
+    );
 
     let inline = Decision::components(folder, Readiness::Inline)?;
     row(
@@ -54,6 +74,7 @@ fn decisions(folder: &std::path::Path, routes: u32) -> Result<(), Unprepared> {
         in_a_row(RUNS, || warm.route(&inputs)),
         base_route,
     );
+    // Those of "ahead" are of the decisions one after another, which outrun what is made ahead.
     for (name, subject) in [("ahead", &ahead), ("inline", &inline), ("warm", &warm)] {
         let (slow, made) = subject.detours();
         say(&format!(
@@ -66,10 +87,11 @@ fn decisions(folder: &std::path::Path, routes: u32) -> Result<(), Unprepared> {
 fn row(what: &str, routes: u32, figures: Figures, native: Figures) {
     let us = |duration: std::time::Duration| format!("{:.2} µs", duration.as_secs_f64() * 1e6);
     say(&format!(
-        "| {what} | {routes} | {} | {} | {:.0} | {:.1} × |",
+        "| {what} | {routes} | {} | {} | {} | {:.0} | {:.1} × |",
         us(figures.median),
         us(figures.p99),
-        figures.per_second,
+        us(figures.p99_cpu),
+        figures.per_cpu_second,
         figures.median.as_secs_f64() / native.median.as_secs_f64().max(1e-9)
     ));
 }

@@ -93,6 +93,9 @@ struct UploadedBody {
 pub(super) struct SlotBody {
     question: QuestionKind,
     binding: Option<BindingRecord>,
+    /// Why the bound policy does not answer at present, if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unavailable: Option<String>,
     versions: Vec<VersionRecord>,
     /// What is on trial and what is held.
     rollout: RolloutRecord,
@@ -310,6 +313,7 @@ fn slot_body(
             .map(|version| desk.signature_findings(slot, version))
             .unwrap_or_default(),
         versions,
+        unavailable: desk.missing(slot),
         rollout: desk.rollout(slot)?,
         counts: desk.counts(slot),
         history: None,
@@ -457,7 +461,7 @@ pub(super) fn refusal(error: DeskError) -> Response {
         DeskError::NotYours(_) => RequestError::new(ErrorKind::Forbidden, text)
             .with_code("own_proposal")
             .into_response(),
-        DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
+        DeskError::NotCompiled | DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
             .with_code("policy_conflict")
             .into_response(),
         DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),

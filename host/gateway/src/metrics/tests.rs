@@ -54,7 +54,7 @@ fn record() -> PathRecord {
 fn a_record_is_counted_once_in_every_metric() {
     let metrics = Metrics::new();
     metrics.observe(&record());
-    let text = metrics.render(3, &FleetView::default());
+    let text = metrics.render(3, &FleetView::default(), Vec::new());
     let work = r#"{tenant="acme",model="m"}"#;
     for line in [
         r#"portolan_requests_total{tenant="acme",model="m",outcome="ok"} 1"#.to_owned(),
@@ -90,7 +90,7 @@ fn words_that_are_in_no_list_make_no_series() {
         }];
         metrics.observe(&record);
     }
-    let text = metrics.render(0, &FleetView::default());
+    let text = metrics.render(0, &FleetView::default(), Vec::new());
     assert!(text.contains(r#"outcome="other"} 100"#), "{text}");
     assert!(
         text.contains(r#"portolan_fallbacks_total{stage="other",reason="other"} 100"#),
@@ -151,4 +151,38 @@ fn a_fallback_is_named_by_what_failed() {
     for (reason, word) in reasons {
         assert_eq!(labels::reason_word(&reason), word, "{reason}");
     }
+}
+
+#[test]
+fn the_policy_runtimes_numbers_are_on_the_page() {
+    use portolan_ports::{Reading, Sample};
+    let sample = |name, tenant: &str, value| Sample {
+        name,
+        help: "Help",
+        labels: vec![("tenant", tenant.to_owned())],
+        value,
+    };
+    let times = Reading::Times {
+        buckets: vec![(1e-6, 2), (f64::MAX, 1)],
+        sum: 0.5,
+    };
+    let samples = vec![
+        sample("policy_runtime_calls", "acme", Reading::Counter(3)),
+        sample("policy_runtime_call_duration", "acme", times),
+        sample("policy_runtime_calls", "globex", Reading::Counter(0)),
+        sample("policy_runtime_live_instances", "acme", Reading::Gauge(8)),
+    ];
+    let text = Metrics::new().render(0, &FleetView::default(), samples);
+    for line in [
+        "# TYPE portolan_policy_runtime_calls counter",
+        r#"portolan_policy_runtime_calls_total{tenant="acme"} 3"#,
+        r#"portolan_policy_runtime_calls_total{tenant="globex"} 0"#,
+        r#"portolan_policy_runtime_live_instances{tenant="acme"} 8"#,
+        r#"portolan_policy_runtime_call_duration_seconds_sum{tenant="acme"} 0.5"#,
+        r#"portolan_policy_runtime_call_duration_seconds_count{tenant="acme"} 3"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert_eq!(text.matches("# TYPE portolan_policy_runtime_calls ").count(), 1);
+    assert!(text.ends_with("# EOF\n"));
 }

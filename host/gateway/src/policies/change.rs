@@ -124,6 +124,7 @@ impl PolicyDesk {
         self.parts
             .store
             .unbind(&slot.scope, slot.question, &by.actor, &by.reason, now)?;
+        self.missing.lock().remove(slot);
         self.swap(|table| table.without(&slot.scope, slot.question));
         self.retally(slot);
         Ok(())
@@ -166,20 +167,37 @@ impl PolicyDesk {
         slot: &PolicySlot,
         (name, sha256, config): (&str, &str, &str),
     ) -> Result<Arc<dyn Policy>, DeskError> {
+        match self.load_ready(slot, (name, sha256, config)) {
+            Err(DeskError::NotCompiled) => {
+                self.compile_stored(sha256)?;
+                self.load_ready(slot, (name, sha256, config))
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// Makes a stored version callable, if it is compiled for this host.
+    pub(super) fn load_ready(
+        &self,
+        slot: &PolicySlot,
+        (name, sha256, config): (&str, &str, &str),
+    ) -> Result<Arc<dyn Policy>, DeskError> {
         check_config(config)?;
         let (store, loader) = (&self.parts.store, &self.parts.loader);
         let component = store.component(sha256)?;
-        let compiled = match store.compiled(sha256)? {
-            Some(compiled) if loader.accepts(sha256, &compiled) => compiled,
-            // Missing, or of another release: compiled once, and kept.
-            _ => {
-                let compiled = loader.compile(&component)?;
-                store.put_compiled(sha256, &compiled)?;
-                compiled.into()
-            }
-        };
+        let compiled = store.compiled(sha256)?;
+        // Missing, or of another release.
+        let compiled = compiled.filter(|compiled| loader.accepts(sha256, compiled));
+        let compiled = compiled.ok_or(DeskError::NotCompiled)?;
         let binding = self.binding(slot, name, sha256, config);
         Ok(loader.load(&binding, &component, Some(&compiled))?)
+    }
+
+    /// Compiles a stored version for this host and keeps what came of it.
+    pub(super) fn compile_stored(&self, sha256: &str) -> Result<(), DeskError> {
+        let component = self.parts.store.component(sha256)?;
+        let compiled = self.parts.loader.compile(&component)?;
+        Ok(self.parts.store.put_compiled(sha256, &compiled)?)
     }
 
     fn keep(
@@ -226,6 +244,7 @@ impl PolicyDesk {
             at: self.parts.clock.now(),
         })?;
         let rollout = rollout.after_binding(&binding);
+        self.missing.lock().remove(slot);
         let policy = match &rollout.disabled {
             None => policy,
             Some(hold) => Arc::new(Unavailable::disabled(

@@ -302,7 +302,8 @@ impl PolicyDesk {
         let table = if changes_answers {
             let table = self.table.load();
             let bound = self.bound(slot)?;
-            Some(self.placed(&table, slot, (bound, &rollout), &mut Restored::default()))
+            let load = |slot: &PolicySlot, which: (&str, &str, &str)| self.load_stored(slot, which);
+            Some(self.placed(&table, slot, (bound, &rollout), &mut Restored::default(), &load))
         } else {
             None
         };

@@ -376,3 +376,68 @@ fn answers_of_the_fake_fit_their_question() {
     });
     assert_eq!(answered.result, Ok(Answer::Invalidation(Vec::new())));
 }
+
+#[test]
+fn what_is_not_compiled_for_this_host_is_bound_first_and_compiled_afterwards() {
+    let store = Arc::new(MemoryStore::new());
+    let desk = desk_over(&store);
+    let ready = desk.upload(upload(routing(), "ok:1"), &by()).unwrap();
+    let residency = PolicySlot::new(acme(), QuestionKind::Residency);
+    let stale = desk.upload(upload(residency.clone(), "ok:2"), &by()).unwrap();
+    let cost = PolicySlot::new(acme(), QuestionKind::Cost);
+    let replaced = desk.upload(upload(cost.clone(), "ok:3"), &by()).unwrap();
+    for version in [&stale.version.sha256, &replaced.version.sha256] {
+        store.put_compiled(version, b"of another release").unwrap();
+    }
+
+    let restarted = Arc::new(desk_over(&store));
+    let restored = restarted.restore().unwrap();
+    assert_eq!(restored.active, [ready.binding]);
+    assert_eq!(restored.pending, [residency.clone(), cost.clone()]);
+    let outcome = |desk: &PolicyDesk| {
+        let table = desk.table();
+        let policy = table.get(&residency.scope, residency.question).unwrap();
+        let subject = portolan_policy::Subject {
+            purpose: portolan_policy::Purpose::Serve,
+            data_jurisdiction: 0,
+            data_class: 0,
+            from_site: None,
+        };
+        let question = Question::Residency {
+            subject,
+            request: &[],
+            sites: 2,
+        };
+        let call = Call {
+            question,
+            labels: &BTreeMap::new(),
+            request_id: "r",
+        };
+        policy.ask(&call).result.is_ok()
+    };
+    let gauge = |desk: &PolicyDesk| {
+        let samples = desk.samples();
+        let of = |why| {
+            let found = samples
+                .iter()
+                .find(|s| s.name == "policy_bindings_unavailable" && s.labels[0].1 == why);
+            found.unwrap().value.clone()
+        };
+        (of("compiling"), of("failed"))
+    };
+    use portolan_ports::Reading::Gauge;
+    assert!(!outcome(&restarted), "closed until it is compiled");
+    assert!(restarted.missing(&residency).unwrap().contains("not compiled"));
+    assert_eq!(gauge(&restarted), (Gauge(2), Gauge(0)));
+
+    // A tenant does not wait for the compiler to bind something else.
+    let newer = restarted.upload(upload(cost.clone(), "ok:4"), &by()).unwrap();
+    assert_eq!(gauge(&restarted), (Gauge(1), Gauge(0)));
+    PolicyDesk::finish_restoring(&Arc::downgrade(&restarted), restored.pending);
+    assert!(outcome(&restarted));
+    assert_eq!(restarted.missing(&residency), None);
+    assert_eq!(active(&restarted, &cost), Some(newer.version.sha256));
+    assert_eq!(gauge(&restarted), (Gauge(0), Gauge(0)));
+    let again = desk_over(&store).restore().unwrap();
+    assert!(again.pending.is_empty(), "what was compiled is kept");
+}

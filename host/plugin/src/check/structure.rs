@@ -23,6 +23,8 @@ pub(crate) struct Structure {
     memories: usize,
     tables: usize,
     core_instances: usize,
+    functions: usize,
+    components: usize,
     largest_function: usize,
     other_strings: bool,
 }
@@ -62,7 +64,11 @@ pub(crate) fn read(component: &[u8]) -> Result<Structure, Remark> {
     for payload in Parser::new(0).parse_all(component) {
         let payload = payload.map_err(|e| invalid(&e))?;
         match &payload {
-            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::ModuleSection { .. } => depth += 1,
+            Payload::ComponentSection { .. } => {
+                depth += 1;
+                structure.components += 1;
+            }
             Payload::End(_) => depth = depth.saturating_sub(1),
             _ => structure.note(&payload, depth).map_err(|e| invalid(&e))?,
         }
@@ -86,6 +92,7 @@ impl Structure {
                 }
             }
             Payload::MemorySection(memories) => self.memories += memories.count() as usize,
+            Payload::FunctionSection(functions) => self.functions += functions.count() as usize,
             Payload::TableSection(tables) => self.tables += tables.count() as usize,
             Payload::InstanceSection(instances) => self.count_instances(instances.clone())?,
             Payload::CodeSectionEntry(body) => {
@@ -254,6 +261,18 @@ impl Structure {
                 "core instances",
                 self.core_instances,
                 limits.core_instances_for(class),
+            ),
+            (
+                "too-many-functions",
+                "functions",
+                self.functions,
+                limits.functions as usize,
+            ),
+            (
+                "too-many-components",
+                "components within it",
+                self.components,
+                limits.nested_components as usize,
             ),
         ];
         let mut remarks: Vec<_> = measures

@@ -6,7 +6,7 @@ use crate::support::{Routing, loader};
 use portolan_policy::{Answer, PolicyFault, RoutingDecision};
 
 /// Ends `decide` with this decision: discriminant, two words of payload.
-fn answer(discriminant: u32, first: u32, second: u32) -> String {
+pub(crate) fn answer(discriminant: u32, first: u32, second: u32) -> String {
     format!(
         "(i32.store8 (i32.const 1040) (i32.const {discriminant})) (i32.store (i32.const 1044) (i32.const {first}))
          (i32.store (i32.const 1048) (i32.const {second})) (return (i32.const 1040))"

@@ -5,7 +5,11 @@ use crate::support::{assert_echo, load, loader_compiling, loader_with_worker, pa
 use portolan_plugin::{Compilation, CompileBudget, CompileBudgets, ComponentLoader, Limits};
 use portolan_policy::QuestionKind;
 use portolan_ports::PolicyLoader;
+use rustix::process::Signal;
 use std::fmt::Write;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A component around a core module.
@@ -151,6 +155,22 @@ fn compile_bombs_end_with_their_process() {
     let code = detonate(&loader, bombs[0].0, &bombs[0].1);
     assert!(code.is_some(), "seven megabytes compiled within a second");
     assert_echo(&*load(&loader, "t", &Guest::echo().component()).unwrap());
+}
+
+/// The limit by the clock is three times as long, and a machine that is busy reaches that one first.
+#[test]
+fn a_worker_that_used_up_its_processor_time_is_ended_by_the_system() {
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_portolan-compile-worker"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let budget = [1_u64, 1 << 30].map(u64::to_le_bytes).concat();
+    let mut input = worker.stdin.take().unwrap();
+    input.write_all(&[budget, huge_function()].concat()).unwrap();
+    drop(input);
+    let ended = worker.wait().unwrap();
+    assert_eq!(ended.signal(), Some(Signal::XCPU.as_raw()), "{ended}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Loading: compiled artefacts, reloads under load, what is counted.
 
 use crate::guests::Guest;
-use crate::support::{Routing, assert_echo, binding, eventually, load, loader, tenant};
-use portolan_plugin::{ComponentizeError, componentize};
+use crate::support::{Routing, assert_echo, binding, eventually, load, loader, loader_with, patient, tenant};
+use portolan_plugin::{ComponentizeError, Limits, VersionKey, VersionStats, componentize};
 use portolan_policy::{Policy, QuestionKind};
 use portolan_ports::{PolicyLoader, Reuse};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -79,8 +79,10 @@ fn the_bytes_must_be_those_of_the_bound_version() {
 fn instances_are_made_ahead_of_calls() {
     let loader = loader();
     let policy = load(&loader, "t", &Guest::echo().component()).unwrap();
-    let live = || loader.stats().versions[0].1.live_instances;
-    eventually("four instances are ready", || live() == 4);
+    let ready = || loader.stats().versions[0].1.ready_instances;
+    assert_eq!(ready(), 1, "one until it is asked");
+    assert_echo(&*policy);
+    eventually("eight instances are ready", || ready() == 8);
     for _ in 0..2 {
         assert_echo(&*policy);
     }
@@ -89,9 +91,41 @@ fn instances_are_made_ahead_of_calls() {
         (key.scope, key.question, key.policy.as_str()),
         (tenant("t"), QuestionKind::Routing, "test")
     );
-    assert_eq!((stats.calls, stats.made_inline, stats.is_slow), (2, 0, false));
-    assert!(stats.fuel > 0 && stats.made_ahead >= 3);
-    eventually("the queue is full again", || live() == 4);
+    assert_eq!((stats.calls, stats.made_inline, stats.is_slow), (3, 0, false));
+    assert!(stats.fuel > 0 && stats.made_ahead >= 8, "{stats:?}");
+    for _ in 0..2 {
+        assert_echo(&*policy);
+    }
+    eventually("the half that was used is replaced", || ready() == 8);
+}
+
+#[test]
+fn a_version_that_nobody_asks_gives_way_to_a_busy_one() {
+    // Half of the pool is kept ready: room for one version that is asked.
+    let loader = loader_with(Limits {
+        pool_instances: 16,
+        ..patient()
+    });
+    let component = Guest::echo().component();
+    let [first, second] = ["a", "b"].map(|name| load(&loader, name, &component).unwrap());
+    let ready = |name| {
+        let of = |(key, stats): &(VersionKey, VersionStats)| {
+            (key.scope == tenant(name)).then_some(stats.ready_instances)
+        };
+        loader.stats().versions.iter().find_map(of).unwrap()
+    };
+    for (busy, name, idle) in [(&first, "a", "b"), (&second, "b", "a"), (&first, "a", "b")] {
+        assert_echo(&**busy);
+        eventually("the busy version has the room", || ready(name) == 8);
+        assert_eq!(ready(idle), 0);
+    }
+    assert!(
+        loader
+            .stats()
+            .versions
+            .iter()
+            .all(|(_, stats)| stats.faults.values().all(|count| *count == 0))
+    );
 }
 
 #[test]
@@ -104,19 +138,42 @@ fn calls_outrunning_the_queue_make_their_own_instances() {
         "of 2000 calls in a row, {} made their own instance",
         stats.made_inline
     );
-    assert!(stats.faults.is_empty(), "{stats:?}");
+    assert!(stats.faults.values().all(|count| *count == 0), "{stats:?}");
 }
 
+/// Resident memory of this process, in KiB.
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+/// 2,000 reloads; `make bench` does 10,000.
 #[test]
-fn reloading_under_load_drops_no_call_and_leaks_no_instance() {
+fn reloading_under_load_drops_no_call_and_leaks_nothing() {
     let loader = loader();
-    let component = Guest::echo().component();
-    let sealed = loader.compile(&component).unwrap();
-    let bound = binding(tenant("t"), QuestionKind::Routing, &component);
-    let reload = || loader.load(&bound, &component, Some(&sealed)).unwrap();
-    let active: Mutex<Arc<dyn Policy>> = Mutex::new(reload());
+    let versions: Vec<_> = (0..8)
+        .map(|n| {
+            let component = Guest::hostile(&format!("(drop (i32.const {n}))")).component();
+            let sealed = loader.compile(&component).unwrap();
+            (
+                binding(tenant("t"), QuestionKind::Routing, &component),
+                component,
+                sealed,
+            )
+        })
+        .collect();
+    let reload = |round: usize| {
+        let (bound, component, sealed) = &versions[round % versions.len()];
+        loader.load(bound, component, Some(sealed)).unwrap()
+    };
+    let active: Mutex<Arc<dyn Policy>> = Mutex::new(reload(0));
     let (over, asked) = (AtomicBool::new(false), AtomicU32::new(0));
     let question = Routing::new(0, &[3, 1, 2]);
+    let mut resident = Vec::new();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -128,17 +185,26 @@ fn reloading_under_load_drops_no_call_and_leaks_no_instance() {
                 }
             });
         }
-        for round in 0..200 {
-            *active.lock().unwrap() = reload();
+        for round in 1..=2_000 {
+            *active.lock().unwrap() = reload(round);
             let until = asked.load(Ordering::Relaxed) + 2;
             eventually(&format!("calls on version {round}"), || {
                 asked.load(Ordering::Relaxed) >= until
             });
+            if round % 100 == 0 {
+                resident.push(resident_kib());
+            }
         }
         over.store(true, Ordering::Relaxed);
     });
-    println!("200 reloads under {} calls", asked.load(Ordering::Relaxed));
-    assert_eq!(loader.stats().compiled, 1, "a reload compiled");
+    println!(
+        "2,000 reloads under {} calls; resident KiB {resident:?}",
+        asked.load(Ordering::Relaxed)
+    );
+    let most = |part: &[u64]| part.iter().copied().max().unwrap_or(0) as f64;
+    let (early, late) = (most(&resident[5..10]), most(&resident[15..]));
+    assert!(late < early * 1.05, "resident memory grew: {resident:?}");
+    assert_eq!(loader.stats().compiled, 8, "a reload compiled");
     drop(active);
     eventually("every instance is gone", || loader.stats().live_instances == 0);
     eventually("every version is forgotten", || {
@@ -209,6 +275,23 @@ fn instances_are_kept_warm_only_when_the_binding_says_so() {
 }
 
 #[test]
+fn an_interpreted_guests_instance_is_kept_warm_unless_the_binding_says_otherwise() {
+    let padding: &'static str = Box::leak(format!("(data \"{}\")", "x".repeat(70_000)).into_boxed_str());
+    let mut guest = traps_when_asked_twice();
+    guest.extra = Box::leak(format!("{} {padding}", guest.extra).into_boxed_str());
+    let component = guest.component();
+    let loader = loader();
+    let mut bound = binding(tenant("t"), QuestionKind::Routing, &component);
+    let question = Routing::new(0, &[3, 1, 2]);
+    for (reuse, expected) in [(Reuse::ByClass, [true, false]), (Reuse::Fresh, [true, true])] {
+        bound.reuse = reuse;
+        let policy = loader.load(&bound, &component, None).unwrap();
+        let results = [0, 1].map(|_| question.ask(&*policy).result.is_ok());
+        assert_eq!(results, expected, "{reuse:?}");
+    }
+}
+
+#[test]
 fn a_warm_instance_ends_after_a_thousand_calls() {
     let loader = loader();
     // Its allocator never frees, so it needs room for a thousand calls.
@@ -226,9 +309,15 @@ fn a_warm_instance_ends_after_a_thousand_calls() {
         let (_, stats) = loader.stats().versions.pop().unwrap();
         stats.made_ahead + stats.made_inline
     };
-    eventually("four instances are ready", || made() == 3);
-    (0..1_000).for_each(|_| ask(&*policy));
-    assert_eq!(made(), 3, "an instance was made although one was warm");
     ask(&*policy);
-    eventually("another took over, and one was made", || made() >= 4);
+    eventually("eight instances are ready", || made() == 7);
+    (1..1_000).for_each(|_| ask(&*policy));
+    assert_eq!(made(), 7, "an instance was made although one was warm");
+    assert_eq!(
+        loader.stats().versions[0].1.ready_instances,
+        7,
+        "the first has ended"
+    );
+    ask(&*policy);
+    assert_eq!(loader.stats().versions[0].1.ready_instances, 7, "another is warm");
 }

@@ -20,4 +20,6 @@ mod rejections;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod unharmed;
+#[cfg(test)]
 mod worlds;

@@ -245,12 +245,41 @@ fn measures_beyond_the_limits_are_told_with_numbers() {
         "too-many-instances",
         "has 17 core instances, at most 16",
     );
+    let functions = format!("(component (core module {}))", "(func)".repeat(50_000));
+    refused(
+        &wat::parse_str(functions).unwrap(),
+        "too-many-functions",
+        "has 50000 functions, at most 40000",
+    );
+    let nested = (0..100).fold(String::new(), |inner, _| format!("(component {inner})"));
+    refused(
+        &wat::parse_str(nested).unwrap(),
+        "too-many-components",
+        "has 99 components within it, at most 64",
+    );
     let function = format!("(component (core module (func {})))", "nop ".repeat(512 << 10));
     refused(
         &wat::parse_str(function).unwrap(),
         "function-too-large",
         "at most 524288 are compiled",
     );
+}
+
+#[test]
+fn names_that_collide_are_refused() {
+    // wat refuses the same name twice, so one byte of the second is changed afterwards.
+    let mut component = wat::parse_str(
+        r#"(component (core module $m (func (export "f"))) (core instance $i (instantiate $m))
+            (func $f (canon lift (core func $i "f")))
+            (export "same-name" (func $f)) (export "some-name" (func $f)))"#,
+    )
+    .unwrap();
+    let at = component
+        .windows(9)
+        .position(|bytes| bytes == b"some-name")
+        .unwrap();
+    component[at + 1] = b'a';
+    refused(&component, "invalid", "same-name");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::config::{Config, ConfigError, OperatorKey, SimulatedWan};
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
-use portolan_gateway::policies::{DeskError, PolicyDesk};
+use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
     Bus, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota, StoreError,
@@ -216,6 +216,20 @@ pub(super) fn record_tenants(
         tracing::info!(revoked, "keys that the configuration does not name were revoked");
     }
     Ok(())
+}
+
+/// Compiles what the store holds for another release, on a thread of its own: requests are answered meanwhile. It ends
+/// with the host, after the component it is at.
+pub(super) fn finish_restoring(desk: &Arc<PolicyDesk>, pending: Vec<PolicySlot>) -> Result<(), HostError> {
+    if pending.is_empty() {
+        return Ok(());
+    }
+    let desk = Arc::downgrade(desk);
+    std::thread::Builder::new()
+        .name("policy-restore".into())
+        .spawn(move || PolicyDesk::finish_restoring(&desk, pending))
+        .map(drop)
+        .map_err(|error| HostError::Broken(error.to_string()))
 }
 
 /// Loads every model, each once however many instances share it.

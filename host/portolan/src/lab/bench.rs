@@ -213,7 +213,10 @@ fn wait_for_instances(workshop: &Workshop, versions: usize) {
     let begun = Instant::now();
     while begun.elapsed() < REFILL {
         let ready = workshop.loader().stats().versions;
-        let with = ready.iter().filter(|(_, stats)| stats.live_instances > 0).count();
+        let with = ready
+            .iter()
+            .filter(|(_, stats)| stats.ready_instances > 0)
+            .count();
         if with >= versions {
             return;
         }
