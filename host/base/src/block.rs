@@ -66,20 +66,32 @@ fn first_bytes<const N: usize>(bytes: &[u8; 32]) -> [u8; N] {
 pub struct BlockHash(pub u64);
 
 impl BlockHash {
+    /// What a prompt's chain begins with: the salt of the key's owner.
+    pub fn root(key: &TenantKey) -> Self {
+        Self(key.seed())
+    }
+
     /// The chained hashes of the full index blocks of `tokens`: one for each whole [`INDEX_BLOCK_TOKENS`].
     pub fn chain(key: &TenantKey, tokens: &[u32]) -> Vec<BlockHash> {
-        let mut parent = key.seed();
-        tokens
-            .chunks_exact(INDEX_BLOCK_TOKENS)
-            .map(|block| {
-                let mut bytes = [0u8; INDEX_BLOCK_TOKENS * 4];
-                for (slot, token) in bytes.chunks_exact_mut(4).zip(block) {
-                    slot.copy_from_slice(&token.to_le_bytes());
-                }
-                parent = xxh3_64_with_seed(&bytes, parent);
-                BlockHash(parent)
-            })
-            .collect()
+        Self::root(key).extend(tokens).collect()
+    }
+
+    /// The hashes of the full index blocks of `tokens`, which come after this block.
+    pub fn extend(self, tokens: &[u32]) -> impl Iterator<Item = BlockHash> {
+        let mut parent = self;
+        tokens.chunks_exact(INDEX_BLOCK_TOKENS).map(move |block| {
+            let mut bytes = [0u8; INDEX_BLOCK_TOKENS * 4];
+            for (slot, token) in bytes.chunks_exact_mut(4).zip(block) {
+                slot.copy_from_slice(&token.to_le_bytes());
+            }
+            parent = Self(xxh3_64_with_seed(&bytes, parent.0));
+            parent
+        })
+    }
+
+    /// What the chain goes on from when the next block depends on more than its tokens: an adapter, an image.
+    pub fn with_extra(self, extra: &[u8]) -> Self {
+        Self(xxh3_64_with_seed(extra, self.0))
     }
 }
 

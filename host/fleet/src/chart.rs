@@ -9,7 +9,7 @@ use portolan_base::{BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, M
 use portolan_decide::{
     Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView,
 };
-use portolan_kv::{Arrival, PrefixIndex, SourceState};
+use portolan_kv::{Arrival, Holder, Lookup, Place, PrefixIndex, SourceState};
 use portolan_policy::NameTables;
 use portolan_ports::{
     Claim, Engine, EngineLoad, Fleet, InstanceOutcome, KvEvent, LinkReading, OnTheWay, PrefixChange,
@@ -17,7 +17,7 @@ use portolan_ports::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Memory the prefix index may use. 256 MiB is about two million blocks, 32 million tokens of distinct prefix.
+/// Memory the prefix index may use. 256 MiB is about eight million blocks, 130 million tokens of distinct prefix.
 const INDEX_BUDGET: Bytes = Bytes(256 << 20);
 
 /// Load reports older than this are taken for an instance that is gone: ten missed reports.
@@ -132,18 +132,21 @@ impl Chart {
         let Some(index) = self.index_of(&change.site, &change.instance) else {
             return;
         };
-        let holder = u32::try_from(index).unwrap_or(u32::MAX);
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let (holder, place) = (Holder::instance(number), Place::of(number));
         let mut prefixes = self.prefixes.write();
         match prefixes.sources[index].observe(change.incarnation, change.sequence) {
             Arrival::Stale => return,
-            Arrival::ClearFirst => prefixes.index.clear(holder),
+            Arrival::ClearFirst => prefixes.index.clear(place),
             Arrival::Next => {}
         }
         match &change.event {
-            KvEvent::Stored(blocks) => prefixes.index.stored(holder, blocks),
+            KvEvent::Stored(blocks) => {
+                prefixes.index.stored(holder, None, blocks);
+            }
             KvEvent::Removed(blocks) => prefixes.index.removed(holder, blocks),
             KvEvent::Cleared => {
-                prefixes.index.clear(holder);
+                prefixes.index.clear(place);
                 prefixes.sources[index].restored();
             }
         }
@@ -152,8 +155,10 @@ impl Chart {
     /// Messages were missed: what anyone else holds is unknown until it is told again.
     pub fn lost_messages(&self) {
         let mut prefixes = self.prefixes.write();
-        for holder in 0..self.instances.len() {
-            prefixes.index.clear(u32::try_from(holder).unwrap_or(u32::MAX));
+        for instance in 0..self.instances.len() {
+            prefixes
+                .index
+                .clear(Place::of(u32::try_from(instance).unwrap_or(u32::MAX)));
         }
     }
 
@@ -261,9 +266,14 @@ impl Fleet for Chart {
     fn held(&self, _model: &ModelName, chain: &[BlockHash]) -> Vec<u32> {
         // Hashes are salted with the model, so that another model's entries cannot match.
         let mut held = vec![0; self.instances.len()];
-        for (holder, blocks) in self.prefixes.read().index.matches(chain) {
-            if let Some(tokens) = held.get_mut(holder as usize) {
-                *tokens = u32::try_from(blocks * INDEX_BLOCK_TOKENS).unwrap_or(u32::MAX);
+        let mut lookup = Lookup::default();
+        self.prefixes.read().index.look_up(chain, &mut lookup);
+        for found in lookup.matches() {
+            if let Some(tokens) = held.get_mut(found.place.instance as usize) {
+                *tokens = found
+                    .blocks
+                    .saturating_mul(INDEX_BLOCK_TOKENS as u32)
+                    .max(*tokens);
             }
         }
         held

@@ -2,6 +2,7 @@
 //! budget. [`PrefixIndex`] is what this host was told about everyone's caches. No I/O, no clock, no async.
 pub mod index;
 pub mod pool;
+pub mod summary;
 
-pub use index::{Arrival, PrefixIndex, SourceState};
+pub use index::{Arrival, Holder, Lookup, Match, Place, PrefixIndex, SharedIndex, SourceState};
 pub use pool::{BLOCK_OVERHEAD, Held, Inserted, PoolBlock, PrefixPool};

@@ -2,6 +2,7 @@
 
 mod approval;
 mod authoring;
+mod bench;
 mod compile_worker;
 mod demo;
 mod generate;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
+pub use bench::BenchCommand;
 pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, CheckArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
@@ -60,6 +62,9 @@ pub enum Command {
     /// Run the native engine without a server.
     #[command(subcommand)]
     Engine(EngineCommand),
+    /// Measure parts of the host on this machine.
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 /// Options of `demo`.
@@ -272,6 +277,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Policy(command) => policy::run(command, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
+        Command::Bench(command) => bench::run(&command, json),
     }
 }
 

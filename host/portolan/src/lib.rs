@@ -3,6 +3,7 @@
 //! The only reader of the system clock and of the operating system's randomness is [`system`].
 
 pub mod authoring;
+pub mod bench;
 pub mod client;
 pub mod command;
 pub mod config;

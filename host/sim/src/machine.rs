@@ -4,7 +4,7 @@ use crate::pipe::Busy;
 use crate::scenario::{Scenario, SimInstance};
 use portolan_base::{BlockHash, BlockId, Bytes, Permille};
 use portolan_decide::{InstanceView, Route};
-use portolan_kv::{Held, PoolBlock, PrefixIndex, PrefixPool};
+use portolan_kv::{Held, Holder, PoolBlock, PrefixIndex, PrefixPool};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -68,19 +68,20 @@ impl Machine {
 
     /// Keeps a prompt's blocks and tells the index what came and went.
     pub(crate) fn keep(&mut self, blocks: &[u64], index: &mut PrefixIndex) {
-        let mut parent = None;
+        let holder = Holder::instance(self.holder);
+        let mut before = None;
         for &name in blocks {
-            let done = self.pool.insert(block(name, parent));
+            let done = self.pool.insert(block(name, before.map(id)));
             let gone: Vec<BlockHash> = done
                 .evicted
                 .iter()
                 .flat_map(|block| block.hashes.clone())
                 .collect();
-            index.removed(self.holder, &gone);
+            index.removed(holder, &gone);
             if done.added {
-                index.stored(self.holder, &[BlockHash(name)]);
+                index.stored(holder, before.map(BlockHash), &[BlockHash(name)]);
             }
-            parent = Some(id(name));
+            before = Some(name);
         }
     }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A request deferred this often is refused: a policy that always defers must not keep the simulation from ending.
 const MAX_DEFERRALS: u32 = 16;
 
-/// Large enough for eight million blocks, so that what is found is what is cached.
+/// Large enough for thirty million blocks, so that what is found is what is cached.
 const INDEX_BUDGET: Bytes = Bytes(1 << 30);
 
 /// Plays `traffic` through `scenario`.
@@ -299,9 +299,12 @@ impl<'a> World<'a> {
             .map(portolan_base::BlockHash)
             .collect();
         let mut held = vec![0; self.machines.len()];
-        for (holder, blocks) in self.index.matches(&chain) {
-            held[holder as usize] =
-                cached_tokens(blocks, self.scenario.block_tokens.0, request.prompt_tokens);
+        for found in self.index.matches(&chain) {
+            held[found.place.instance as usize] = cached_tokens(
+                found.blocks as usize,
+                self.scenario.block_tokens.0,
+                request.prompt_tokens,
+            );
         }
         held
     }

@@ -65,6 +65,13 @@ impl SourceState {
         }
     }
 
+    /// Some of what the source said was given up.
+    pub fn lose(&mut self) {
+        if let Some(at) = &mut self.current {
+            at.lost = true;
+        }
+    }
+
     /// The source holds nothing, or has told everything it holds: what was lost before matters no more.
     pub fn restored(&mut self) {
         if let Some(at) = &mut self.current {
