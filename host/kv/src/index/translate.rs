@@ -117,7 +117,7 @@ impl EngineSource {
             }
             Arrival::Next => {}
         }
-        for run in batch.events.chunk_by(|a, b| both_stored(a, b)) {
+        for run in batch.events.chunk_by(both_stored) {
             // States lie at the end of blocks whose attention KV is told of in the same batch, often after them. Told
             // first, attention keeps a prompt's blocks side by side.
             for kind in [GroupKind::Attention, GroupKind::State] {

@@ -100,9 +100,9 @@ impl SummaryReader {
         while held + 1 < not {
             let middle = usize::midpoint(held, not);
             if holds(middle) {
-                held = middle
+                held = middle;
             } else {
-                not = middle
+                not = middle;
             }
         }
         held
