@@ -74,6 +74,21 @@ pub struct LinkView {
     pub loss: Permille,
     /// Price of a GiB, in millionths of the operator's unit.
     pub price_micros_per_gib: u32,
+    /// What was measured besides.
+    pub measured: LinkFigures,
+}
+
+/// Figures of a link for people and dashboards; zero where nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkFigures {
+    /// What the link carried in the last sample of 500 ms.
+    pub throughput: BitsPerSecond,
+    /// What it delivered at best within the last ten seconds of sending.
+    pub delivery: BitsPerSecond,
+    /// Share of TCP segments that had to be sent again, over the monitor's window.
+    pub retransmits: Permille,
+    /// Sets of KV that came over it and went into quarantine, since the start.
+    pub quarantined: u64,
 }
 
 impl LinkView {

@@ -33,7 +33,7 @@ pub mod shadow;
 pub mod table;
 
 pub use breaker::{Breaker, BreakerConfig};
-pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView};
+pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
 pub use record::{
     CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, ShadowRecord,

@@ -229,6 +229,7 @@ impl Chart {
                 busy: monitor.busy(),
                 loss: monitor.loss(),
                 price_micros_per_gib: spec.price_micros_per_gib,
+                measured: monitor.figures(),
             };
             Some(((from, self.here), link))
         };

@@ -1,6 +1,7 @@
 //! How busy a link is: a sample every 500 ms, the mean over 30 s.
 
 use portolan_base::{BitsPerSecond, Bytes, Moment, Permille};
+use portolan_decide::LinkFigures;
 use portolan_ports::LinkReading;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,11 +16,49 @@ pub const WINDOW: Duration = Duration::from_secs(30);
 /// Utilisation at which a link counts as congested.
 pub const CONGESTION_MARK: Permille = Permille(700);
 
+/// A counter's values over the window.
+#[derive(Clone, Debug, Default)]
+struct Samples {
+    kept: VecDeque<(Moment, u64)>,
+}
+
+impl Samples {
+    fn push(&mut self, now: Moment, value: u64) {
+        // A counter that went back belongs to a link that was made anew.
+        if self.kept.back().is_some_and(|(_, last)| *last > value) {
+            self.kept.clear();
+        }
+        self.kept.push_back((now, value));
+        while self.kept.len() > 2 && now.since(self.kept[1].0) >= WINDOW {
+            self.kept.pop_front();
+        }
+    }
+
+    /// How much was added within the window, and in what time.
+    fn added(&self) -> (u64, Duration) {
+        match (self.kept.front(), self.kept.back()) {
+            (Some(first), Some(last)) => (last.1 - first.1, last.0.since(first.0)),
+            _ => (0, Duration::ZERO),
+        }
+    }
+
+    /// The same for the last sample alone.
+    fn added_last(&self) -> (u64, Duration) {
+        match self.kept.len() {
+            0 | 1 => (0, Duration::ZERO),
+            n => {
+                let (from, to) = (self.kept[n - 2], self.kept[n - 1]);
+                (to.1 - from.1, to.0.since(from.0))
+            }
+        }
+    }
+}
+
 /// A sliding window over the bytes a link carried.
 #[derive(Clone, Debug)]
 pub struct LinkWindow {
     capacity: BitsPerSecond,
-    samples: VecDeque<(Moment, Bytes)>,
+    carried: Samples,
 }
 
 impl LinkWindow {
@@ -27,43 +66,43 @@ impl LinkWindow {
     pub fn new(capacity: BitsPerSecond) -> Self {
         Self {
             capacity,
-            samples: VecDeque::new(),
+            carried: Samples::default(),
         }
     }
 
     /// Notes how many bytes the link has carried since the start.
     pub fn sample(&mut self, now: Moment, carried: Bytes) {
-        // A counter that went back belongs to a link that was made anew.
-        if self.samples.back().is_some_and(|(_, last)| *last > carried) {
-            self.samples.clear();
-        }
-        self.samples.push_back((now, carried));
-        while self.samples.len() > 2 && now.since(self.samples[1].0) >= WINDOW {
-            self.samples.pop_front();
-        }
+        self.carried.push(now, carried.0);
     }
 
     /// Mean utilisation over the window; 0 before there are two samples.
     pub fn busy(&self) -> Permille {
-        let (Some(first), Some(last)) = (self.samples.front(), self.samples.back()) else {
-            return Permille(0);
-        };
-        let micros = last.0.since(first.0).as_micros();
-        if micros == 0 || self.capacity.0 == 0 {
+        let (bytes, time) = self.carried.added();
+        if time.is_zero() || self.capacity.0 == 0 {
             return Permille(0);
         }
         // Dividing by at least the window keeps the first transfer after a start from reading as a full link.
-        let micros = micros.max(WINDOW.as_micros());
-        let bits = u128::from((last.1 - first.1).0) * 8;
+        let micros = time.max(WINDOW).as_micros();
+        let bits = u128::from(bytes) * 8;
         let permille = bits * 1_000_000 * 1000 / (micros * u128::from(self.capacity.0));
         Permille(u32::try_from(permille.min(1000)).unwrap_or(1000))
     }
+
+    /// What the link carried in the last sample.
+    pub fn throughput(&self) -> BitsPerSecond {
+        let (bytes, time) = self.carried.added_last();
+        let bits = u128::from(bytes) * 8 * 1_000_000;
+        let rate = bits.checked_div(time.as_micros()).unwrap_or(0);
+        BitsPerSecond(u64::try_from(rate).unwrap_or(u64::MAX))
+    }
 }
 
-/// One link's window and last reading.
+/// One link's windows and last reading.
 #[derive(Clone, Debug)]
 pub struct LinkMonitor {
     window: LinkWindow,
+    segments: Samples,
+    retransmitted: Samples,
     reading: LinkReading,
     assumed_rtt: Duration,
     /// Readings in a row without a connection.
@@ -79,6 +118,8 @@ impl LinkMonitor {
     pub fn new(capacity: BitsPerSecond, assumed_rtt: Duration) -> Self {
         Self {
             window: LinkWindow::new(capacity),
+            segments: Samples::default(),
+            retransmitted: Samples::default(),
             reading: LinkReading::default(),
             assumed_rtt,
             down: 0,
@@ -88,6 +129,9 @@ impl LinkMonitor {
     /// Takes a reading of the transport. KV flows towards this site, so what counts is what was received.
     pub fn observe(&mut self, now: Moment, reading: LinkReading) {
         self.window.sample(now, reading.received);
+        let (sent, again) = reading.segments;
+        self.segments.push(now, sent);
+        self.retransmitted.push(now, again);
         self.down = if reading.up {
             0
         } else {
@@ -115,9 +159,27 @@ impl LinkMonitor {
         self.window.busy()
     }
 
-    /// Share of chunks that had to be sent again.
+    /// Loss, from whichever of two sources sees more: chunks that had to be sent again, since the start; TCP segments
+    /// that had to be, within the window.
     pub fn loss(&self) -> Permille {
-        self.reading.loss
+        self.reading.loss.max(self.retransmits())
+    }
+
+    /// Share of TCP segments that had to be sent again, within the window.
+    pub fn retransmits(&self) -> Permille {
+        let share = self.retransmitted.added().0.saturating_mul(1000);
+        let share = share.checked_div(self.segments.added().0).unwrap_or(0);
+        Permille(u32::try_from(share.min(1000)).unwrap_or(1000))
+    }
+
+    /// What was measured besides utilisation, round trip and loss.
+    pub fn figures(&self) -> LinkFigures {
+        LinkFigures {
+            throughput: self.window.throughput(),
+            delivery: self.reading.delivery,
+            retransmits: self.retransmits(),
+            quarantined: self.reading.quarantined,
+        }
     }
 }
 
@@ -171,6 +233,45 @@ mod tests {
             monitor.observe(Moment(0), reading(up));
             assert_eq!(monitor.is_up(), expected);
         }
+    }
+
+    #[test]
+    fn loss_is_what_the_kernel_or_the_checksums_see_within_the_window() {
+        let mut monitor = LinkMonitor::new(BitsPerSecond(8_000_000), Duration::ZERO);
+        // Injected figures, as a probe would read them: 2 % lost for 30 s, then nothing.
+        let (mut sent, mut again) = (0, 0);
+        for step in 0..=120u64 {
+            let reading = LinkReading {
+                segments: (sent, again),
+                received: Bytes(step * 50_000),
+                delivery: BitsPerSecond(7_000_000),
+                up: true,
+                ..LinkReading::default()
+            };
+            monitor.observe(Moment(step * 500_000), reading);
+            sent += 1000;
+            again += if step < 60 { 20 } else { 0 };
+            if step == 60 {
+                assert_eq!(
+                    (monitor.retransmits(), monitor.loss()),
+                    (Permille(20), Permille(20))
+                );
+            }
+        }
+        assert_eq!(
+            monitor.retransmits(),
+            Permille(0),
+            "the loss lies before the window"
+        );
+        let figures = monitor.figures();
+        assert_eq!(figures.throughput, BitsPerSecond(800_000));
+        assert_eq!(figures.delivery, BitsPerSecond(7_000_000));
+        let damaged = LinkReading {
+            loss: Permille(5),
+            ..LinkReading::default()
+        };
+        monitor.observe(Moment(61_000_000), damaged);
+        assert_eq!(monitor.loss(), Permille(5));
     }
 
     #[test]

@@ -110,6 +110,7 @@ mod tests {
             busy: Permille(0),
             loss: Permille(0),
             price_micros_per_gib: 0,
+            measured: Default::default(),
         };
         FleetView {
             sites: vec![site("here"), site("there")],

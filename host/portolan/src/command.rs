@@ -6,6 +6,7 @@ mod bench;
 mod compile_worker;
 mod demo;
 mod generate;
+mod kv;
 mod logging;
 mod output;
 mod policy;
@@ -13,6 +14,7 @@ mod request;
 mod rollout;
 mod serve;
 mod signing;
+mod tls;
 
 use clap::{Args, Parser, Subcommand};
 use std::net::SocketAddr;
@@ -59,6 +61,12 @@ pub enum Command {
     /// Look at requests that were served.
     #[command(subcommand)]
     Request(RequestCommand),
+    /// Look at KV.
+    #[command(subcommand)]
+    Kv(KvCommand),
+    /// Make certificates for KV between sites.
+    #[command(subcommand)]
+    Tls(TlsCommand),
     /// Run the native engine without a server.
     #[command(subcommand)]
     Engine(EngineCommand),
@@ -237,6 +245,31 @@ pub enum RequestCommand {
     },
 }
 
+/// `kv` commands.
+#[derive(Debug, Subcommand)]
+pub enum KvCommand {
+    /// List the KV sets that came damaged twice, with what was found wrong.
+    Quarantine {
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+}
+
+/// `tls` commands.
+#[derive(Debug, Subcommand)]
+pub enum TlsCommand {
+    /// Make an authority and a certificate for each site; with an authority in place, add sites to it.
+    Init {
+        /// The sites, by name.
+        #[arg(required = true, value_name = "SITE")]
+        sites: Vec<portolan_base::SiteName>,
+        /// Where the files go.
+        #[arg(long, default_value = "tls", value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
 /// `engine` commands.
 #[derive(Debug, Subcommand)]
 pub enum EngineCommand {
@@ -276,6 +309,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::CompileWorker => compile_worker::run(),
         Command::Policy(command) => policy::run(command, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
+        Command::Kv(KvCommand::Quarantine { server }) => kv::quarantine(&server, json),
+        Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
         Command::Bench(command) => bench::run(&command, json),
     }

@@ -6,9 +6,10 @@ pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};
 use portolan_fleet::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
+use portolan_transport::{Egress, LinkPath, PeerLink};
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -70,8 +71,26 @@ pub struct SiteConfig {
     /// Where other sites connect for KV; port 0 takes any free one.
     #[serde(default = "any_port")]
     pub transport: SocketAddr,
+    /// Certificate, key and authority for KV between sites; none: KV crosses unencrypted.
+    #[serde(default)]
+    pub tls: Option<TlsConfig>,
+    /// Lets KV leave this machine unencrypted.
+    #[serde(default)]
+    pub plaintext: bool,
     /// Engine instances.
     pub instances: Vec<InstanceConfig>,
+}
+
+/// PEM files that prove a site's name to the others.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The authority that signed every site's certificate.
+    pub ca: PathBuf,
+    /// The site's certificate.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
 }
 
 /// An engine instance.
@@ -112,9 +131,29 @@ pub struct LinkConfig {
     /// Price of a GiB, in millionths of the operator's unit.
     #[serde(default)]
     pub price_micros_per_gib: u32,
+    /// Most of it that KV may take, in Mbit/s; the rest is for requests.
+    #[serde(default)]
+    pub budget_mbps: Option<u64>,
+    /// TCP connections; none: as capacity and round trip ask for.
+    #[serde(default)]
+    pub lanes: Option<u16>,
+    /// Ways to the site KV comes from; none: where it listens.
+    #[serde(default)]
+    pub paths: Vec<PathConfig>,
     /// Makes the real sockets behave like a wide-area link, for demos and drills.
     #[serde(default)]
     pub simulate: Option<SimulatedWan>,
+}
+
+/// One way to a site.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathConfig {
+    /// Where the site listens for KV.
+    pub to: SocketAddr,
+    /// The local address to leave from.
+    #[serde(default)]
+    pub from: Option<IpAddr>,
 }
 
 /// A wide-area link put in front of real sockets.
@@ -222,7 +261,10 @@ impl Config {
     /// Makes relative paths relative to `base`.
     pub fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.iter_mut().map(|m| &mut m.path);
+        let tls = self.sites.iter_mut().filter_map(|site| site.tls.as_mut());
+        let tls = tls.flat_map(|tls| [&mut tls.ca, &mut tls.certificate, &mut tls.key]);
         for path in models
+            .chain(tls)
             .chain([&mut self.data_dir])
             .chain(self.policies_dir.as_mut())
         {
@@ -248,6 +290,8 @@ impl Config {
         }
         let topology = self.topology()?;
         self.check_instances()?;
+        self.check_encryption()?;
+        self.check_links()?;
         self.check_tenants(&topology)?;
         self.check_trust()
     }
@@ -268,6 +312,46 @@ impl Config {
                 if instance.decode_slots == 0 {
                     return Err(ConfigError::value(key("decode_slots"), "at least 1 is needed"));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_links(&self) -> Result<(), ConfigError> {
+        for link in &self.links {
+            let key = |field| format!("links.{}-{}.{field}", link.from, link.to);
+            if link.budget_mbps == Some(0) {
+                return Err(ConfigError::value(
+                    key("budget_mbps"),
+                    "at least 1 is needed, or KV never moves",
+                ));
+            }
+            if link.lanes == Some(0) {
+                return Err(ConfigError::value(key("lanes"), "at least 1 is needed"));
+            }
+            if link.simulate.is_some() && !link.paths.is_empty() {
+                let problem =
+                    "a simulated link has one way, through the simulation: take `paths` or `simulate` out";
+                return Err(ConfigError::value(key("paths"), problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_encryption(&self) -> Result<(), ConfigError> {
+        for site in &self.sites {
+            let key = |field| format!("sites.{}.{field}", site.name);
+            let leaves = !site.transport.ip().is_loopback();
+            if site.tls.is_none() && leaves && !site.plaintext {
+                let problem = "KV would leave this machine unencrypted: name certificate, key and authority \
+                               (`portolan tls init` makes them), or say `plaintext: true` if the network is trusted";
+                return Err(ConfigError::value(key("tls"), problem));
+            }
+            if site.tls.is_some() && site.plaintext {
+                return Err(ConfigError::value(
+                    key("plaintext"),
+                    "the site has `tls`: take one of the two out",
+                ));
             }
         }
         Ok(())
@@ -308,6 +392,37 @@ impl Config {
     }
 }
 
+impl LinkConfig {
+    /// What the site that KV comes from lets out over the link.
+    pub fn egress(&self) -> Egress {
+        Egress {
+            budget: self.budget_mbps.map(megabits),
+        }
+    }
+
+    /// How the site that KV goes to reaches the other, which listens at `address`.
+    pub fn way(&self, address: SocketAddr) -> PeerLink {
+        let listed = self.paths.iter().map(|path| LinkPath {
+            to: path.to,
+            from: path.from,
+        });
+        let mut paths: Vec<_> = listed.collect();
+        if paths.is_empty() {
+            paths.push(address.into());
+        }
+        PeerLink {
+            paths,
+            capacity: Some(megabits(self.capacity_mbps)),
+            rtt: Duration::from_millis(self.rtt_ms),
+            lanes: self.lanes,
+        }
+    }
+}
+
+fn megabits(mbps: u64) -> BitsPerSecond {
+    BitsPerSecond(mbps.saturating_mul(1_000_000))
+}
+
 impl InstanceConfig {
     /// Memory for KV kept for reuse.
     pub fn pool(&self) -> Bytes {
@@ -335,7 +450,7 @@ fn link_spec(link: &LinkConfig) -> LinkSpec {
     LinkSpec {
         from: link.from.clone(),
         to: link.to.clone(),
-        capacity: BitsPerSecond(link.capacity_mbps.saturating_mul(1_000_000)),
+        capacity: megabits(link.capacity_mbps),
         rtt: Duration::from_millis(link.rtt_ms),
         price_micros_per_gib: link.price_micros_per_gib,
     }
@@ -391,6 +506,37 @@ tenants: [{name: acme, keys: [k1]}, {name: globex, keys: [k2], jurisdiction: eu}
     }
 
     #[test]
+    fn a_link_says_how_its_site_is_reached_and_what_it_may_take() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 9));
+        let link = |text: &str| {
+            let text = GOOD.replacen("simulate: {one_way_delay_ms: 40}", text, 1);
+            Config::parse(&text).unwrap().links[0].clone()
+        };
+        let plain = link("lanes: 2");
+        assert_eq!(plain.egress().budget, None);
+        assert_eq!(plain.way(address).paths, [address.into()]);
+        let two =
+            link("budget_mbps: 5, paths: [{to: '10.0.0.1:7', from: 10.0.0.9}, {to: '[2001:db8::1]:7'}]");
+        assert_eq!(two.egress().budget, Some(BitsPerSecond(5_000_000)));
+        let ways = two.way(address).paths;
+        assert_eq!(
+            (ways.len(), ways[0].from, ways[1].to.is_ipv6()),
+            (2, Some([10, 0, 0, 9].into()), true)
+        );
+    }
+
+    #[test]
+    fn kv_leaves_the_machine_under_tls_or_when_plaintext_was_asked_for() {
+        for safe in ["tls: {ca: a, certificate: b, key: c}", "plaintext: true"] {
+            let text = format!("jurisdiction: us, transport: '[::]:7000', {safe},");
+            let mut config = Config::parse(&GOOD.replacen("jurisdiction: us,", &text, 1)).unwrap();
+            config.resolve_paths(Path::new("/etc/portolan"));
+            let tls = config.sites[1].tls.as_ref().map(|tls| tls.key.clone());
+            assert!(tls.is_none_or(|key| key == Path::new("/etc/portolan/c")));
+        }
+    }
+
+    #[test]
     fn each_mistake_is_named_with_its_place() {
         for (from, to, expected) in [
             ("data_dir: data", "datadir: data", "datadir"),
@@ -410,6 +556,23 @@ tenants: [{name: acme, keys: [k1]}, {name: globex, keys: [k2], jurisdiction: eu}
             ("to: paris", "to: mars", "names a site that is not defined"),
             ("name: virginia", "name: paris", "site paris is defined twice"),
             ("listen: '127.0.0.1:0'", "listen: 'here'", "listen"),
+            ("rtt_ms: 80", "lanes: 0", "links.virginia-paris.lanes: at least 1"),
+            ("rtt_ms: 80", "budget_mbps: 0", "links.virginia-paris.budget_mbps"),
+            (
+                "rtt_ms: 80",
+                "paths: [{to: '[::1]:7'}]",
+                "links.virginia-paris.paths",
+            ),
+            (
+                "jurisdiction: us,",
+                "jurisdiction: us, transport: '0.0.0.0:7000',",
+                "sites.virginia.tls: KV would leave this machine unencrypted",
+            ),
+            (
+                "jurisdiction: us,",
+                "jurisdiction: us, plaintext: true, tls: {ca: a, certificate: b, key: c},",
+                "sites.virginia.plaintext",
+            ),
             ("name: acme", "name: ../acme", "'.'"),
         ] {
             assert!(GOOD.contains(from), "{from}");

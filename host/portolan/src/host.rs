@@ -175,13 +175,14 @@ async fn connect(
     let (Some(from), Some(to)) = (find(&link.from), find(&link.to)) else {
         return Ok(());
     };
+    from.transport().admit(link.to.clone(), link.egress());
     let mut address = from.transport().address();
     if let Some(wan) = link.simulate {
         let proxy = parts::simulate(address, wan).await?;
         address = proxy.address();
         proxies.insert((link.from.clone(), link.to.clone()), proxy);
     }
-    to.transport().add_peer(link.from.clone(), vec![address]);
+    to.transport().add_link(link.from.clone(), link.way(address));
     Ok(())
 }
 

@@ -6,7 +6,9 @@
 use crate::{KvPiece, PrefillReport};
 use async_trait::async_trait;
 use portolan_base::kv::KvManifest;
-use portolan_base::{Bytes, InstanceName, ModelName, Permille, RequestId, SiteName, TenantName, TransferId};
+use portolan_base::{
+    BitsPerSecond, Bytes, InstanceName, ModelName, Permille, RequestId, SiteName, TenantName, TransferId,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +90,12 @@ pub enum TransferError {
         /// How.
         detail: String,
     },
+    /// This set came damaged before and is not asked for again for a while.
+    #[error("the set that {peer} holds failed twice and is in quarantine")]
+    Quarantined {
+        /// The other site.
+        peer: SiteName,
+    },
     /// The order was cancelled.
     #[error("the transfer was cancelled")]
     Cancelled,
@@ -135,8 +143,57 @@ pub struct LinkReading {
     pub sent: Bytes,
     /// Share of chunks that had to be sent again.
     pub loss: Permille,
+    /// TCP segments the peer sent, and those it had to send again, since the start; zero where its kernel does not say.
+    pub segments: (u64, u64),
+    /// What the link delivered at best within the last ten seconds of sending, told by acknowledgements; zero before
+    /// the first.
+    pub delivery: BitsPerSecond,
+    /// Sets in quarantine since the start.
+    pub quarantined: u64,
     /// Whether a connection is up.
     pub up: bool,
+}
+
+/// A set of KV that failed twice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuarantinedSet {
+    /// Names the set: a hash of holder, tenant, model and tokens.
+    pub id: String,
+    /// The site that holds it.
+    pub peer: SiteName,
+    /// The tenant whose data it is.
+    pub tenant: TenantName,
+    /// The model.
+    pub model: ModelName,
+    /// Its version.
+    pub model_version: u64,
+    /// The instance that computed it.
+    pub instance: InstanceName,
+    /// Time since its last failure.
+    pub age: Duration,
+    /// What was found, the first failure first.
+    pub evidence: Vec<Evidence>,
+}
+
+/// What was found wrong with a set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// The transfer's id.
+    pub transfer: String,
+    /// The request it was for.
+    pub request: RequestId,
+    /// In words.
+    pub detail: String,
+    /// The chunk's number within the transfer.
+    pub chunk: Option<u32>,
+    /// The layer it belongs to.
+    pub layer: Option<u16>,
+    /// The tokens its piece covers.
+    pub tokens: Option<(u32, u32)>,
+    /// The checksum the holder computed.
+    pub expected_checksum: Option<u64>,
+    /// The checksum of what came.
+    pub found_checksum: Option<u64>,
 }
 
 /// Sends KV to whoever ordered it.
@@ -170,4 +227,9 @@ pub trait Transport: Send + Sync {
 
     /// How the link to a peer does; `None` when there is no such peer.
     fn link(&self, peer: &SiteName) -> Option<LinkReading>;
+
+    /// The sets in quarantine, the latest first.
+    fn quarantine(&self) -> Vec<QuarantinedSet> {
+        Vec::new()
+    }
 }

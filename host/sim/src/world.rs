@@ -358,6 +358,7 @@ impl<'a> World<'a> {
                     .map_or(Permille(0), |pipe| pipe.busy.share(now)),
                 loss: Permille(0),
                 price_micros_per_gib: link.price_micros_per_gib,
+                measured: Default::default(),
             };
             (*ends, view)
         };

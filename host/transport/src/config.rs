@@ -1,8 +1,9 @@
 //! What a site's transport is told when it starts.
 
-use portolan_base::{Bytes, SiteName};
+use crate::codec::Compression;
+use portolan_base::{BitsPerSecond, Bytes, SiteName};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Largest chunk a configuration may ask for: a reader keeps one chunk a lane that belongs to nothing (a duplicate),
@@ -65,6 +66,60 @@ impl Priority {
     }
 }
 
+/// Who may order KV from a site.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// Whoever proves the cluster's secret and, under TLS, its name.
+    #[default]
+    AnyPeer,
+    /// Of those, only sites named by [`crate::SiteTransport::admit`].
+    NamedPeers,
+}
+
+/// One way to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkPath {
+    /// Where the peer listens.
+    pub to: SocketAddr,
+    /// The local address to leave from, and with it the interface; none: the kernel chooses.
+    pub from: Option<IpAddr>,
+}
+
+impl From<SocketAddr> for LinkPath {
+    fn from(to: SocketAddr) -> Self {
+        Self { to, from: None }
+    }
+}
+
+/// How to reach a peer that KV is ordered from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerLink {
+    /// The ways there; lanes spread over them, and leave those that fail.
+    pub paths: Vec<LinkPath>,
+    /// What the link carries; with the round trip it says how many lanes and what chunks it gets.
+    pub capacity: Option<BitsPerSecond>,
+    /// Its round-trip time.
+    pub rtt: Duration,
+    /// TCP connections, when they are not to follow from capacity and round trip.
+    pub lanes: Option<u16>,
+}
+
+impl From<Vec<SocketAddr>> for PeerLink {
+    fn from(addresses: Vec<SocketAddr>) -> Self {
+        Self {
+            paths: addresses.into_iter().map(LinkPath::from).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// What a peer that orders from this site gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Egress {
+    /// Most of the link that KV may take; none: all of it.
+    pub budget: Option<BitsPerSecond>,
+}
+
 /// How one site's transport behaves.
 #[derive(Clone, Debug)]
 pub struct TransportConfig {
@@ -72,9 +127,9 @@ pub struct TransportConfig {
     pub site: SiteName,
     /// Where peers connect; port 0 takes any free port.
     pub listen: SocketAddr,
-    /// The other sites, each with the addresses it may be reached at, tried in turn.
-    pub peers: BTreeMap<SiteName, Vec<SocketAddr>>,
-    /// TCP connections to each peer.
+    /// The sites that KV is ordered from.
+    pub peers: BTreeMap<SiteName, PeerLink>,
+    /// TCP connections to each peer, at least.
     pub lanes: u16,
     /// Largest chunk; the smaller value of two peers is used.
     pub chunk: Bytes,
@@ -84,6 +139,17 @@ pub struct TransportConfig {
     pub max_resend: u32,
     /// What peers prove in the hello.
     pub secret: ClusterSecret,
+    /// Who may order from this site.
+    pub admission: Admission,
+    /// Most KV that has come and was not taken by its consumer yet, all transfers together; and most KV that waits to
+    /// be sent to one peer.
+    pub memory: Bytes,
+    /// How far one transfer may run ahead of its consumer.
+    pub window: Bytes,
+    /// The longest a transfer may take, its prefill included.
+    pub deadline: Duration,
+    /// When chunks are compressed.
+    pub compression: Compression,
 }
 
 impl TransportConfig {
@@ -104,6 +170,14 @@ impl TransportConfig {
             stall: Duration::from_secs(2),
             // Three independent hits on the same chunk are not line noise but a broken machine.
             max_resend: 3,
+            admission: Admission::default(),
+            // Eight windows.
+            memory: Bytes(2 << 30),
+            // 12.5 Gbit/s at 160 ms: across an ocean.
+            window: Bytes(256 << 20),
+            // Longer than any prefill; a source that hangs is let go of all the same.
+            deadline: Duration::from_secs(600),
+            compression: Compression::default(),
         }
     }
 
@@ -129,6 +203,22 @@ impl Timing {
     /// Four pings fit into the stall time: one late answer is no stall.
     pub(crate) fn ping(self) -> Duration {
         self.stall / 4
+    }
+
+    /// A lane that is silent for this long while others are not is replaced: two pings went unanswered.
+    pub(crate) fn lane_silence(self) -> Duration {
+        self.stall / 2
+    }
+
+    /// A connection over one of several paths has to come about in this time; then the next one is tried.
+    pub(crate) fn connect(self) -> Duration {
+        self.stall / 4
+    }
+
+    /// Whether a pause of this process, and no silence of the peer, is what `slept` instead of `planned` says: it was
+    /// stopped, or its machine was. Bytes may lie unread, so nobody is judged by such a moment.
+    pub(crate) fn overslept(self, planned: Duration, slept: Duration) -> bool {
+        slept > planned + self.stall / 4
     }
 
     /// How late a stall may be noticed.

@@ -1,7 +1,8 @@
 //! What is measured about a link.
 
+use crate::frame::HolderReport;
 use parking_lot::Mutex;
-use portolan_base::{Bytes, Permille};
+use portolan_base::{BitsPerSecond, Bytes, Permille};
 use portolan_ports::LinkReading;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,6 +14,8 @@ pub(crate) struct Counters {
     pub(crate) sent: AtomicU64,
     pub(crate) chunks: AtomicU64,
     pub(crate) resent: AtomicU64,
+    pub(crate) quarantined: AtomicU64,
+    report: Mutex<HolderReport>,
     rtt: Mutex<Rtt>,
 }
 
@@ -34,6 +37,11 @@ impl Counters {
         rtt.min = Some(rtt.min.map_or(sample, |min| min.min(sample)));
     }
 
+    /// Takes what the holder says of the link.
+    pub(crate) fn heard(&self, report: HolderReport) {
+        *self.report.lock() = report;
+    }
+
     /// The shortest round trip seen: the path without queues.
     pub(crate) fn rtt_min(&self) -> Duration {
         self.rtt.lock().min.unwrap_or_default()
@@ -42,7 +50,11 @@ impl Counters {
     pub(crate) fn reading(&self, up: bool) -> LinkReading {
         let (chunks, resent) = (self.chunks.load(Relaxed), self.resent.load(Relaxed));
         let loss = resent.saturating_mul(1000).checked_div(chunks).unwrap_or(0);
+        let report = *self.report.lock();
         LinkReading {
+            segments: (report.segments, report.retransmitted),
+            delivery: BitsPerSecond(report.delivery.saturating_mul(8)),
+            quarantined: self.quarantined.load(Relaxed),
             rtt: self.rtt.lock().smoothed,
             received: Bytes(self.received.load(Relaxed)),
             sent: Bytes(self.sent.load(Relaxed)),

@@ -41,6 +41,8 @@ pub enum FaultKind {
     Stall(Duration),
     /// This byte and all after it vanish; the connection stays: a half-open connection.
     Swallow,
+    /// So many bytes up to this one come twice.
+    Duplicate(usize),
 }
 
 /// A fault that waits for its byte. It happens once.
@@ -67,7 +69,10 @@ pub struct FaultPlan {
     pub jitter: Duration,
     /// Rate of each direction, all connections together.
     pub rate: Option<BitsPerSecond>,
-    /// Seed of the jitter.
+    /// Up to so much time between a connection's acceptance and its first byte, drawn for each: connections made one
+    /// after the other come in another order.
+    pub shuffle: Duration,
+    /// Seed of jitter and shuffle.
     pub seed: u64,
 }
 
@@ -79,6 +84,7 @@ impl FaultPlan {
             one_way_delay: Duration::ZERO,
             jitter: Duration::ZERO,
             rate: None,
+            shuffle: Duration::ZERO,
             seed: 0,
         }
     }
@@ -251,6 +257,8 @@ async fn accept(
 /// Both directions of a connection, until both have ended or one was reset. Dropping the sockets resets them, since
 /// they do not linger.
 async fn connection(path: &Path, client: TcpStream, number: usize) {
+    let mut seed = path.plan.seed ^ (number as u64).wrapping_mul(0x9e37_79b9);
+    tokio::time::sleep(path.plan.shuffle.mul_f64(pump::draw(&mut seed))).await;
     let Ok(upstream) = TcpStream::connect(path.plan.upstream).await else {
         return;
     };

@@ -1,5 +1,6 @@
 //! The frames of the protocol as bytes, and back. Pure: no I/O.
 
+use crate::codec::Coding;
 use bytes::{BufMut, Bytes, BytesMut};
 use portolan_base::kv::{KvManifest, PieceId};
 use portolan_base::{SiteName, TransferId};
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Opens every connection, in both directions: "this is KV transport", then the version.
-pub(crate) const PREFACE: [u8; 8] = *b"PTLNKV\x00\x01";
+pub(crate) const PREFACE: [u8; 8] = *b"PTLNKV\x00\x02";
 
 /// Bytes of a frame's head.
 pub(crate) const HEAD_BYTES: usize = 32;
@@ -40,6 +41,7 @@ pub(crate) enum Kind {
     Cancel = 16,
     Ping = 17,
     Pong = 18,
+    Credit = 19,
 }
 
 impl Kind {
@@ -58,6 +60,7 @@ impl Kind {
             16 => Self::Cancel,
             17 => Self::Ping,
             18 => Self::Pong,
+            19 => Self::Credit,
             _ => return None,
         })
     }
@@ -109,7 +112,31 @@ pub(crate) enum Welcome {
 pub(crate) struct OrderBody {
     pub(crate) transfer: TransferId,
     pub(crate) priority: u8,
+    /// Bytes of pieces the holder may begin before it is told more.
+    pub(crate) credit: u64,
+    /// Codings the receiver reads.
+    pub(crate) accepts: Vec<Coding>,
     pub(crate) order: KvOrder,
+}
+
+/// What will come, and how it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Announcement {
+    #[serde(default)]
+    pub(crate) coding: Coding,
+    #[serde(flatten)]
+    pub(crate) manifest: KvManifest,
+}
+
+/// What the holder knows of the link, with each pong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HolderReport {
+    /// Delivery rate in bytes a second; 0: not known.
+    pub(crate) delivery: u64,
+    /// TCP segments sent in this session.
+    pub(crate) segments: u64,
+    /// Of them, sent again.
+    pub(crate) retransmitted: u64,
 }
 
 /// Which part of which piece a chunk is.
@@ -148,6 +175,8 @@ pub(crate) struct ChunkMeta {
     pub(crate) head: ChunkHead,
     /// 0 the first time, one more for each resend.
     pub(crate) attempt: u32,
+    /// The payload is in the coding of the manifest; the checksum is that of the plain bytes.
+    pub(crate) coded: bool,
     pub(crate) checksum: u64,
 }
 
@@ -158,6 +187,8 @@ pub(crate) struct Totals {
     pub(crate) chunks: u32,
     pub(crate) pieces: u32,
     pub(crate) bytes: u64,
+    /// The checksums of all chunks, added up: the same set, not merely as much.
+    pub(crate) digest: u64,
 }
 
 /// How a transfer ended at the holder.
@@ -183,14 +214,16 @@ pub(crate) enum Frame {
     DialerProof([u8; 32]),
     Welcome(Welcome),
     Order(Box<OrderBody>),
-    Manifest(TransferId, Box<KvManifest>),
+    Manifest(TransferId, Box<Announcement>),
     Chunk(ChunkMeta),
     Ack(TransferId, Part),
     Nack(TransferId, Part),
     Final(TransferId, Outcome),
     Cancel(TransferId),
     Ping(u64),
-    Pong(u64),
+    Pong(u64, HolderReport),
+    /// Bytes of pieces the holder may begin, counted from the start of the transfer.
+    Credit(TransferId, u64),
 }
 
 /// Why bytes are not a frame. The connection they came on is of no further use.
@@ -298,7 +331,8 @@ impl Head {
             Kind::Final => pair(read(kind, meta)?, Frame::Final),
             Kind::Cancel => Frame::Cancel(read(kind, meta)?),
             Kind::Ping => Frame::Ping(read(kind, meta)?),
-            Kind::Pong => Frame::Pong(read(kind, meta)?),
+            Kind::Pong => pair(read(kind, meta)?, Frame::Pong),
+            Kind::Credit => pair(read(kind, meta)?, Frame::Credit),
         })
     }
 }
@@ -349,7 +383,8 @@ impl Frame {
             Self::Final(transfer, outcome) => put(Kind::Final, 0, &(transfer, outcome)),
             Self::Cancel(transfer) => put(Kind::Cancel, 0, transfer),
             Self::Ping(at) => put(Kind::Ping, 0, at),
-            Self::Pong(at) => put(Kind::Pong, 0, at),
+            Self::Pong(at, report) => put(Kind::Pong, 0, &(at, report)),
+            Self::Credit(transfer, bytes) => put(Kind::Credit, 0, &(transfer, bytes)),
         }
     }
 }

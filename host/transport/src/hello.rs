@@ -5,6 +5,7 @@
 
 use crate::config::ClusterSecret;
 use crate::frame::{DialerHello, Frame, ListenerHello, PREFACE, Stage, Welcome};
+use crate::link::Link;
 use crate::wire::{FrameReader, Halves, LaneError, Wire, write};
 use bytes::Bytes;
 use portolan_base::{Random, SiteName};
@@ -82,16 +83,17 @@ async fn send(halves: &mut Halves, frame: Frame) -> Result<(), HelloError> {
 pub(crate) async fn dial(
     wire: Box<dyn Wire>,
     me: &Identity<'_>,
-    peer: &SiteName,
-    session: u128,
+    link: &Link,
 ) -> Result<(Halves, u32, u128), HelloError> {
+    let peer = &link.peer;
+    let chunk = link.chunk.min(me.chunk);
     let mut halves = split(wire);
     let mine = DialerHello {
         from: me.site.clone(),
         to: peer.clone(),
-        session,
+        session: link.session,
         nonce: me.nonce(),
-        chunk: me.chunk,
+        chunk,
     };
     write(
         &mut halves.1,
@@ -118,7 +120,7 @@ pub(crate) async fn dial(
     )
     .await?;
     match halves.0.frame(Stage::Hello).await?.0 {
-        Frame::Welcome(Welcome::Open(number)) => Ok((halves, me.chunk.min(theirs.chunk).max(1), number)),
+        Frame::Welcome(Welcome::Open(number)) => Ok((halves, chunk.min(theirs.chunk).max(1), number)),
         Frame::Welcome(Welcome::Refused(text)) => Err(HelloError::Refused(text)),
         _ => Err(LaneError::Protocol("no welcome").into()),
     }

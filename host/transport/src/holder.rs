@@ -1,13 +1,16 @@
 //! The holding side: accepts lanes, takes orders, streams what the source yields.
 
-use crate::frame::{ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk};
+use crate::codec;
+use crate::frame::{ChunkHead, ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk};
 use crate::hello::{self, HelloError};
-use crate::session::{Body, Outgoing, Session, SessionSink};
+use crate::probe::Watched;
+use crate::session::{Body, Carried, Outgoing, Session, SessionSink, SessionSpec};
 use crate::site::Shared;
-use crate::wire::{FrameReader, Halves, Heard, LaneError, write};
+use crate::wire::{Accepted, FrameReader, Halves, Heard, LaneError, PeerProof, write};
 use bytes::Bytes;
 use portolan_base::TransferId;
 use portolan_ports::PrefillReport;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -42,7 +45,7 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
             let opened = tokio::time::timeout(limit, open(&task_shared, stream)).await;
             drop(permit);
             match opened {
-                Ok(Ok((halves, membership))) => run(&membership, halves).await,
+                Ok(Ok((halves, membership, watched))) => run(&membership, halves, watched).await,
                 Ok(Err(error)) => tracing::warn!(%error, "a connection was refused"),
                 Err(_) => tracing::debug!("a connection sent no hello"),
             }
@@ -50,14 +53,16 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-async fn open(shared: &Arc<Shared>, stream: TcpStream) -> Result<(Halves, Membership), HelloError> {
+async fn open(shared: &Arc<Shared>, stream: TcpStream) -> Result<(Halves, Membership, Watched), HelloError> {
     stream.set_nodelay(true)?;
-    let wire = shared.wiring.accepted(stream).await?;
+    hold_back(&stream)?;
+    let watched = Watched::new(stream.as_fd());
+    let Accepted { wire, proof } = shared.wiring.accepted(stream).await?;
     let (mut halves, theirs) = hello::accept(wire, &shared.identity()).await?;
-    match join(shared, &theirs) {
+    match check(shared, &theirs, &proof).and_then(|()| join(shared, &theirs)) {
         Ok(membership) => {
             hello::welcome(&mut halves, Welcome::Open(membership.session.number)).await?;
-            Ok((halves, membership))
+            Ok((halves, membership, watched))
         }
         Err(refused) => {
             hello::welcome(&mut halves, Welcome::Refused(refused.clone())).await?;
@@ -66,12 +71,32 @@ async fn open(shared: &Arc<Shared>, stream: TcpStream) -> Result<(Halves, Member
     }
 }
 
-/// Finds or begins the session a lane belongs to.
-fn join(shared: &Arc<Shared>, theirs: &DialerHello) -> Result<Membership, String> {
-    let site = &shared.config.site;
+/// Bytes that may lie in the kernel beyond what is on its way: what an urgent chunk has to wait for on its lane. Two
+/// pieces of what is read at once; less costs throughput.
+const NOT_SENT: u32 = 512 << 10;
+
+/// Keeps chunks here, where the most urgent goes first, instead of in the kernel's buffer, where the oldest does.
+fn hold_back(stream: &TcpStream) -> std::io::Result<()> {
+    socket2::SockRef::from(stream).set_tcp_notsent_lowat(NOT_SENT)
+}
+
+/// Whether the peer is who it says it is, means this site, and may order here.
+fn check(shared: &Shared, theirs: &DialerHello, proof: &PeerProof) -> Result<(), String> {
+    let (site, peer) = (&shared.config.site, &theirs.from);
     if theirs.to != *site {
         return Err(format!("this is site {site}, not {}", theirs.to));
     }
+    if !proof.allows(peer) {
+        return Err(format!("the certificate is not that of site {peer}"));
+    }
+    if !shared.admits(peer) {
+        return Err(format!("no link leads from site {site} to site {peer}"));
+    }
+    Ok(())
+}
+
+/// Finds or begins the session a lane belongs to.
+fn join(shared: &Arc<Shared>, theirs: &DialerHello) -> Result<Membership, String> {
     let key = (theirs.from.clone(), theirs.session);
     let counters = shared.counters_of(&theirs.from);
     let mut sessions = shared.sessions.lock();
@@ -86,13 +111,15 @@ fn join(shared: &Arc<Shared>, theirs: &DialerHello) -> Result<Membership, String
     }
     let chunk = theirs.chunk.min(shared.config.chunk_bytes()).max(1);
     let number = shared.draw_u128();
-    let session = Arc::new(Session::new(
-        theirs.from.clone(),
+    let session = Arc::new(Session::new(SessionSpec {
+        peer: theirs.from.clone(),
         number,
         chunk,
-        shared.config.timing(),
+        timing: shared.config.timing(),
+        memory: shared.config.memory.0,
         counters,
-    ));
+        pacer: shared.pacer_of(&theirs.from),
+    }));
     let lane = session.attach().ok_or("the session is over")?;
     sessions.insert(key, Arc::clone(&session));
     Ok(Membership {
@@ -129,50 +156,51 @@ impl Drop for Membership {
 /// Notes when a lane was last heard.
 struct LaneHeard {
     session: Arc<Session>,
-    start: Instant,
     last_us: Arc<AtomicU64>,
-}
-
-fn since_us(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Heard for LaneHeard {
     fn heard(&self, bytes: usize) {
-        self.last_us.store(since_us(self.start), Relaxed);
+        self.last_us.store(self.session.heard_now(), Relaxed);
         self.session.counters.received.fetch_add(bytes as u64, Relaxed);
     }
 }
 
-async fn run(membership: &Membership, halves: Halves) {
+async fn run(membership: &Membership, halves: Halves, watched: Watched) {
     let Membership {
         shared,
         session,
         lane,
     } = membership;
-    let start = Instant::now();
-    let last_us = Arc::new(AtomicU64::new(0));
+    let last_us = Arc::new(AtomicU64::new(session.heard_now()));
     let (reader, out) = halves;
     let heard = LaneHeard {
         session: Arc::clone(session),
-        start,
         last_us: Arc::clone(&last_us),
     };
     let (pongs, outbox) = mpsc::unbounded_channel();
     let broken = tokio::select! {
         error = receive(shared, session, reader.listen(heard), pongs) => error,
         error = send(session, *lane, out, outbox) => error,
-        error = watch(session, start, &last_us) => error,
+        error = watch(shared, session, &last_us, watched) => error,
     };
     tracing::debug!(peer = %session.peer, lane, %broken, "a lane broke");
 }
 
-/// The dialer pings four times in a stall time; a lane silent for longer has lost its other end.
-async fn watch(session: &Session, start: Instant, last_us: &AtomicU64) -> LaneError {
+/// The dialer pings four times in a stall time; a lane silent for longer has lost its other end. It is given up sooner
+/// when others of the session are heard, so that its chunks go to them.
+async fn watch(shared: &Shared, session: &Session, last_us: &AtomicU64, mut watched: Watched) -> LaneError {
     let timing = session.timing;
+    let silence = |heard: u64| Duration::from_micros(session.now_us().saturating_sub(heard));
     loop {
-        tokio::time::sleep(timing.ping()).await;
-        if Duration::from_micros(since_us(start).saturating_sub(last_us.load(Relaxed))) > timing.stall {
+        let (pause, slept) = (timing.lane_silence() / 4, Instant::now());
+        tokio::time::sleep(pause).await;
+        if timing.overslept(pause, slept.elapsed()) {
+            last_us.store(session.heard_now(), Relaxed);
+        }
+        session.add_segments(watched.delta(shared.probe.as_ref()));
+        let (lane, any) = (silence(last_us.load(Relaxed)), silence(session.last_heard()));
+        if lane > timing.stall || (lane > timing.lane_silence() && any < timing.lane_silence() / 2) {
             return LaneError::Protocol("the connection is silent");
         }
     }
@@ -193,8 +221,9 @@ async fn receive<R: AsyncRead + Unpin>(
             Ok((Frame::Cancel(id), _)) => session.cancel(id),
             Ok((Frame::Ping(at), _)) => {
                 // The sender of this lane ends together with this receiver.
-                let _ = pongs.send(Frame::Pong(at));
+                let _ = pongs.send(Frame::Pong(at, session.report()));
             }
+            Ok((Frame::Credit(id, bytes), _)) => session.credit(id, bytes),
             Ok(_) => return LaneError::Protocol("a receiver sent a frame that only a holder sends"),
             Err(error) => return error,
         }
@@ -211,14 +240,16 @@ async fn send<W: AsyncWrite + Unpin>(
         let woken = session.wake.notified();
         tokio::pin!(woken);
         woken.as_mut().enable();
+        let pause = session.pacer.wait(Instant::now());
         let written = if let Ok(frame) = outbox.try_recv() {
             write_counted(session, &mut out, frame.encode(), Bytes::new()).await
-        } else if let Some(outgoing) = session.take(lane) {
+        } else if let Some(outgoing) = pause.is_none().then(|| session.take(lane)).flatten() {
             send_item(session, &mut out, outgoing).await
         } else {
             tokio::select! {
                 Some(frame) = outbox.recv() => write_counted(session, &mut out, frame.encode(), Bytes::new()).await,
                 () = woken => Ok(()),
+                () = tokio::time::sleep(pause.unwrap_or_default()), if pause.is_some() => Ok(()),
             }
         };
         if let Err(error) = written {
@@ -232,31 +263,67 @@ async fn send_item<W: AsyncWrite + Unpin>(
     out: &mut W,
     outgoing: Outgoing,
 ) -> std::io::Result<()> {
-    if let Some(manifest) = outgoing.manifest {
+    if let Some(manifest) = &outgoing.manifest {
         write_counted(session, out, manifest.encode(), Bytes::new()).await?;
     }
-    match outgoing.item.body {
+    let Outgoing {
+        transfer,
+        item,
+        judge,
+        ..
+    } = outgoing;
+    match item.body {
         Body::Manifest => Ok(()),
         Body::Chunk {
             head,
             payload,
-            checksum,
+            carried,
         } => {
-            // Kept for resends: memory that changed meanwhile shows at the receiver.
-            let checksum = *checksum.get_or_init(|| head.checksum(&payload));
-            let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+            let checksum = checksum(session, &head, &payload, &carried);
+            let coded = code(session, &judge, &payload);
             let meta = ChunkMeta {
                 head,
-                attempt: outgoing.item.attempt,
+                attempt: item.attempt,
+                coded: coded.is_some(),
                 checksum,
             };
+            let payload = coded.unwrap_or(payload);
+            let bytes = payload.len();
+            carried.wire.store(bytes as u64, Relaxed);
+            session.pacer.spend(Instant::now(), bytes as u64);
+            let len = u32::try_from(bytes).unwrap_or(u32::MAX);
             write_counted(session, out, encode_chunk(&meta, len), payload).await
         }
         Body::Final(outcome) => {
-            let frame = Frame::Final(outgoing.transfer, outcome);
+            let frame = Frame::Final(transfer, outcome);
             write_counted(session, out, frame.encode(), Bytes::new()).await
         }
     }
+}
+
+fn checksum(session: &Session, head: &ChunkHead, payload: &[u8], carried: &Carried) -> u64 {
+    let mut first = false;
+    let checksum = *carried.checksum.get_or_init(|| {
+        first = true;
+        head.checksum(payload)
+    });
+    if first {
+        session.hashed(head.transfer, checksum);
+    }
+    checksum
+}
+
+/// The payload compressed, where that pays on this link.
+fn code(session: &Session, judge: &codec::Judge, payload: &[u8]) -> Option<Bytes> {
+    let rate = session.rate();
+    if !judge.wants(payload.len(), rate) {
+        return None;
+    }
+    let begun = Instant::now();
+    let coded = codec::encode(judge.coding(), payload);
+    let len = coded.as_ref().map_or(payload.len(), Bytes::len);
+    judge.learn(payload.len(), len, begun.elapsed(), rate);
+    coded
 }
 
 async fn write_counted<W: AsyncWrite + Unpin>(
@@ -274,13 +341,14 @@ async fn write_counted<W: AsyncWrite + Unpin>(
 /// Begins the work of an order, unless it was begun before.
 fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
     let transfer = body.transfer;
-    let Some(cancelled) = session.begin(transfer, body.priority) else {
+    let judge = session.judge(shared.config.compression, &body.accepts);
+    let Some(cancelled) = session.begin(transfer, body.priority, body.credit, judge) else {
         return;
     };
     if session.is_full() {
         session.end(
             transfer,
-            Err("this site has too many transfers for your site under way".into()),
+            Err("this site has too much under way for your site".into()),
         );
         return;
     }

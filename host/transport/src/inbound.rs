@@ -1,19 +1,22 @@
 //! One transfer as its receiver sees it: chunks go to their place in a piece, whole pieces go out.
 
-use crate::frame::{ChunkMeta, Outcome, Totals};
+use crate::codec::Coding;
+use crate::frame::{Announcement, ChunkHead, ChunkMeta, Outcome, Totals};
+use crate::memory::Ledger;
 use bytes::BytesMut;
 use portolan_base::Bytes as ByteCount;
 use portolan_base::kv::{KvManifest, LayerKv, PieceId};
 use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError};
 use std::collections::HashMap;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
-/// Most events a transfer may bring; zero-sized pieces are not bounded by the size of the KV.
-pub(crate) const EVENTS_MAX: usize = 1 << 20;
+/// Most pieces a transfer may bring; zero-sized ones are not bounded by the size of the KV.
+const PIECES_MAX: usize = 1 << 20;
 
 /// Where events of a transfer go.
-pub(crate) type Events = mpsc::Sender<Result<PullEvent, TransferError>>;
+pub(crate) type Events = mpsc::UnboundedSender<Result<PullEvent, TransferError>>;
 
 /// How the holder broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,9 +31,13 @@ pub(crate) enum Breach {
     ForeignPiece,
     #[error("a chunk that does not fit its piece")]
     ForeignChunk,
+    #[error("a coding that this site does not read")]
+    ForeignCoding,
+    #[error("a new piece without room for it")]
+    NoCredit,
     #[error("more bytes than the manifest announced")]
     TooMuch,
-    #[error("more events than a transfer may bring")]
+    #[error("more pieces than a transfer may bring")]
     TooMany,
     #[error("other totals than what came")]
     OtherTotals,
@@ -68,10 +75,17 @@ pub(crate) struct Inbound {
     pub(crate) priority: u8,
     /// The listener's session it was ordered in.
     pub(crate) number: u128,
+    /// When it was ordered.
+    pub(crate) begun_at: Instant,
+    pub(crate) ledger: Ledger,
     events: Events,
     manifest: Option<KvManifest>,
-    /// Bytes of pieces that may still begin.
+    coding: Coding,
+    /// Bytes of pieces that may still begin, and that have begun.
     budget: u64,
+    begun: u64,
+    largest: u64,
+    digest: u64,
     pieces: HashMap<PieceId, Piece>,
     /// Number of each piece's first chunk.
     first_chunk: HashMap<PieceId, u32>,
@@ -89,10 +103,16 @@ impl Inbound {
         order: KvOrder,
         priority: u8,
         number: u128,
-        events: Events,
-        watcher: DropGuard,
+        ledger: Ledger,
+        (events, watcher): (Events, DropGuard),
     ) -> Self {
         Self {
+            begun_at: Instant::now(),
+            ledger,
+            coding: Coding::Plain,
+            begun: 0,
+            largest: 0,
+            digest: 0,
             order,
             priority,
             number,
@@ -117,22 +137,24 @@ impl Inbound {
 
     /// Ends the transfer for its consumer.
     pub(crate) fn fail(self, error: TransferError) {
-        let _ = self.events.try_send(Err(error));
+        let _ = self.events.send(Err(error));
     }
 
-    fn emit(&self, event: PullEvent) -> Result<(), Breach> {
-        match self.events.try_send(Ok(event)) {
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Breach::TooMany),
-            // Nobody listens: the watcher cancels.
-            _ => Ok(()),
-        }
+    fn emit(&self, event: PullEvent) {
+        // When nobody listens, the watcher cancels.
+        let _ = self.events.send(Ok(event));
     }
 
-    pub(crate) fn manifest(&mut self, manifest: KvManifest) -> Result<(), Breach> {
+    /// Takes the manifest; yields a new total of grants when there is one to tell.
+    pub(crate) fn manifest(&mut self, announcement: Announcement) -> Result<Option<u64>, Breach> {
+        let Announcement { coding, manifest } = announcement;
         match &self.manifest {
-            Some(known) if *known == manifest => return Ok(()),
+            Some(known) if *known == manifest && self.coding == coding => return Ok(None),
             Some(_) => return Err(Breach::SecondManifest),
             None => {}
+        }
+        if coding != Coding::Plain && !Coding::READ.contains(&coding) {
+            return Err(Breach::ForeignCoding);
         }
         let order = &self.order;
         let fits = manifest.layout.model == order.model
@@ -143,8 +165,15 @@ impl Inbound {
             return Err(Breach::OtherManifest);
         }
         self.budget = manifest.total_bytes().0;
+        self.coding = coding;
         self.manifest = Some(manifest.clone());
-        self.emit(PullEvent::Manifest(manifest))
+        self.emit(PullEvent::Manifest(manifest));
+        Ok(self.ledger.total(self.budget))
+    }
+
+    /// The coding of coded chunks.
+    pub(crate) fn coding(&self) -> Coding {
+        self.coding
     }
 
     /// Finds the place of a chunk of `len` bytes when chunks are `chunk` bytes long.
@@ -155,8 +184,9 @@ impl Inbound {
         let index = self.check(meta, len, chunk)?;
         let head = &meta.head;
         if !self.pieces.contains_key(&head.piece) {
+            self.begin_within_credit(head.piece_len)?;
             self.budget = self.budget.checked_sub(head.piece_len).ok_or(Breach::TooMuch)?;
-            if self.pieces.len() >= EVENTS_MAX {
+            if self.pieces.len() >= PIECES_MAX {
                 return Err(Breach::TooMany);
             }
             self.pieces
@@ -178,12 +208,23 @@ impl Inbound {
         Ok(match std::mem::replace(slot, Slot::Taken) {
             Slot::Free(buffer) => Place::Fresh(buffer),
             // Another lane has the place and may be broken: whichever copy is verified first counts.
-            Slot::Taken => Place::Fresh(BytesMut::zeroed(len as usize)),
+            Slot::Taken => Place::Fresh(BytesMut::zeroed(slot_len(head, chunk))),
             filled @ Slot::Filled(_) => {
                 *slot = filled;
                 Place::Duplicate
             }
         })
+    }
+
+    /// A holder begins a piece while it has begun fewer bytes than were granted. Pieces come over several lanes and so
+    /// in any order: all that can be said here is that the grant was overrun by one piece at most.
+    fn begin_within_credit(&mut self, piece_len: u64) -> Result<(), Breach> {
+        self.begun = self.begun.saturating_add(piece_len);
+        self.largest = self.largest.max(piece_len);
+        if self.begun > self.ledger.granted().saturating_add(self.largest) {
+            return Err(Breach::NoCredit);
+        }
+        Ok(())
     }
 
     fn check(&self, meta: &ChunkMeta, len: u32, chunk: u32) -> Result<usize, Breach> {
@@ -202,12 +243,15 @@ impl Inbound {
             return Err(Breach::ForeignPiece);
         }
         let chunk = u64::from(chunk);
+        if meta.coded && self.coding == Coding::Plain {
+            return Err(Breach::ForeignCoding);
+        }
         let rest = head
             .piece_len
             .checked_sub(head.offset)
             .ok_or(Breach::ForeignChunk)?;
         if !head.offset.is_multiple_of(chunk)
-            || u64::from(len) != rest.min(chunk)
+            || !(meta.coded || u64::from(len) == rest.min(chunk))
             || (rest == 0 && head.offset > 0)
         {
             return Err(Breach::ForeignChunk);
@@ -228,6 +272,7 @@ impl Inbound {
         *slot = Slot::Filled(buffer);
         *missing -= 1;
         self.chunks += 1;
+        self.digest = self.digest.wrapping_add(meta.checksum);
         if *missing > 0 {
             return Ok(());
         }
@@ -238,7 +283,8 @@ impl Inbound {
         self.emit(PullEvent::Piece(KvPiece {
             id: meta.head.piece.clone(),
             bytes: join(slots).freeze(),
-        }))
+        }));
+        Ok(())
     }
 
     /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
@@ -279,6 +325,7 @@ impl Inbound {
         }
         if self.chunks != totals.chunks
             || self.bytes != totals.bytes
+            || self.digest != totals.digest
             || self.pieces.len() != self.complete as usize
         {
             return Err(Breach::OtherTotals);
@@ -288,9 +335,15 @@ impl Inbound {
             prefill: totals.report,
             bytes,
             chunks_resent: self.resent,
-        }))?;
+        }));
         Ok(true)
     }
+}
+
+/// Bytes of the chunk at this head's offset.
+fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
+    let rest = head.piece_len.saturating_sub(head.offset);
+    usize::try_from(rest.min(u64::from(chunk))).unwrap_or(0)
 }
 
 /// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side.
@@ -321,3 +374,6 @@ fn join(slots: Vec<Slot>) -> BytesMut {
     }
     whole
 }
+
+#[cfg(test)]
+mod tests;

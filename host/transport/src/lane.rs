@@ -1,5 +1,7 @@
 //! One connection from the ordering site to a holder: dialed, used, re-made.
 
+use crate::codec;
+use crate::config::LinkPath;
 use crate::frame::{ChunkMeta, Frame, Part, Stage};
 use crate::hello::{self, HelloError};
 use crate::inbound::Place;
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::io::AsyncRead;
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use xxhash_rust::xxh3::Xxh3Builder;
 
 /// Bytes read between two updates of the checksum: still in the cache when they are hashed.
@@ -25,24 +27,19 @@ pub(crate) async fn keep(shared: Arc<Shared>, link: Arc<Link>, lane: usize) {
     let mut wait = timing.redial();
     loop {
         let kicked = link.kick.notified();
-        match tokio::time::timeout(timing.hello(), open(&shared, &link, lane)).await {
-            Ok(Ok((halves, chunk, number))) => {
+        let path = link.paths.pick(lane, Instant::now());
+        match open(&shared, &link, path.map(|(_, path)| path)).await {
+            Ok((halves, chunk, number)) => {
                 link.attach(lane, number);
-                let broken = run(&link, halves, chunk).await;
+                let broken = run(&link, halves, chunk, path.map(|(index, _)| index)).await;
                 tracing::debug!(peer = %link.peer, lane, %broken, "a lane broke");
                 link.detach(lane, broken.to_string());
                 wait = timing.redial();
             }
-            Ok(Err(error)) => link.dial_failed(lane, fault(&error)),
-            Err(_) => {
-                link.dial_failed(
-                    lane,
-                    Fault {
-                        detail: "no answer to the hello".into(),
-                        firm: false,
-                    },
-                );
-            }
+            Err(fault) => link.dial_failed(lane, fault),
+        }
+        if let Some((index, _)) = path {
+            link.paths.failed(index, Instant::now());
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -52,10 +49,34 @@ pub(crate) async fn keep(shared: Arc<Shared>, link: Arc<Link>, lane: usize) {
     }
 }
 
-async fn open(shared: &Shared, link: &Link, lane: usize) -> Result<(Halves, u32, u128), HelloError> {
-    let stream = connect(&link.addresses, lane).await?;
-    let wire = shared.wiring.dialed(stream).await?;
-    hello::dial(wire, &shared.identity(), &link.peer, link.session).await
+/// Makes a connection along `path` and opens a lane on it.
+async fn open(shared: &Shared, link: &Link, path: Option<LinkPath>) -> Result<(Halves, u32, u128), Fault> {
+    let timing = link.timing;
+    let path = path.ok_or_else(|| Fault {
+        detail: "the peer has no address".into(),
+        firm: true,
+    })?;
+    // With another path to go to, a silent one is not worth the whole time.
+    let patience = if link.paths.have_choice() {
+        timing.connect()
+    } else {
+        timing.hello()
+    };
+    let silent = |what: &str| Fault {
+        detail: format!("no answer from {}: {what}", path.to),
+        firm: false,
+    };
+    let connected = tokio::time::timeout(patience, connect(path)).await;
+    let stream = connected.map_err(|_| silent("the connection did not come about"))?;
+    let stream = stream.map_err(|error| fault(&HelloError::from(error)))?;
+    let greet = async {
+        let wire = shared.wiring.dialed(stream, &link.peer).await?;
+        hello::dial(wire, &shared.identity(), link).await
+    };
+    let greeted = tokio::time::timeout(timing.hello(), greet).await;
+    greeted
+        .map_err(|_| silent("the hello was not answered"))?
+        .map_err(|error| fault(&error))
 }
 
 fn fault(error: &HelloError) -> Fault {
@@ -84,7 +105,7 @@ impl Heard for LaneHeard {
 }
 
 /// Uses an open lane until it breaks.
-async fn run(link: &Arc<Link>, halves: Halves, chunk: u32) -> LaneError {
+async fn run(link: &Arc<Link>, halves: Halves, chunk: u32, path: Option<usize>) -> LaneError {
     let heard = Arc::new(AtomicU64::new(link.now_us()));
     let (reader, out) = halves;
     let reader = reader.listen(LaneHeard {
@@ -97,6 +118,7 @@ async fn run(link: &Arc<Link>, halves: Halves, chunk: u32) -> LaneError {
         chunk,
         replies,
         reader,
+        path,
         scratch: BytesMut::new(),
     };
     tokio::select! {
@@ -109,10 +131,20 @@ async fn run(link: &Arc<Link>, halves: Halves, chunk: u32) -> LaneError {
 /// Ends a lane that says nothing though it is pinged. A little later than the link as a whole is judged, so that
 /// silence everywhere is reported as a stall and not as a broken link.
 async fn watch(link: &Link, heard: &AtomicU64) -> LaneError {
-    let limit = link.timing.stall + link.timing.tick() * 3;
+    let timing = link.timing;
+    let limit = timing.stall + timing.tick() * 3;
+    let silence = |heard: u64| Duration::from_micros(link.now_us().saturating_sub(heard));
     loop {
-        tokio::time::sleep(link.timing.tick()).await;
-        if Duration::from_micros(link.now_us().saturating_sub(heard.load(Relaxed))) > limit {
+        // Pings come back twice in this time: a sound lane is looked at once or twice a second.
+        let due = timing.lane_silence().saturating_sub(silence(heard.load(Relaxed)));
+        let (pause, slept) = (due.max(timing.tick()), Instant::now());
+        tokio::time::sleep(pause).await;
+        if timing.overslept(pause, slept.elapsed()) {
+            heard.store(link.heard_now(), Relaxed);
+        }
+        let (lane, any) = (silence(heard.load(Relaxed)), silence(link.last_heard()));
+        // Others are heard and this one is not: its chunks come sooner over them.
+        if lane > limit || (lane > timing.lane_silence() && any < timing.lane_silence() / 2) {
             return LaneError::Protocol("the connection is silent");
         }
     }
@@ -151,7 +183,9 @@ struct Receiver<'a, R> {
     chunk: u32,
     replies: mpsc::UnboundedSender<Frame>,
     reader: FrameReader<R, LaneHeard>,
-    /// Takes what nobody wants.
+    /// Which of the link's paths it goes along.
+    path: Option<usize>,
+    /// Takes what nobody wants, and what has to be decoded.
     scratch: BytesMut,
 }
 
@@ -181,10 +215,11 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
                 self.link.finish(id, outcome);
                 self.reply(Frame::Ack(id, Part::Final));
             }
-            Frame::Pong(at) => {
-                self.link
-                    .counters
-                    .rtt_sample(Duration::from_micros(self.link.now_us().saturating_sub(at)));
+            Frame::Pong(at, report) => {
+                if let Some(path) = self.path {
+                    self.link.paths.worked(path);
+                }
+                self.link.pong(at, report);
             }
             _ => {
                 return Err(LaneError::Protocol(
@@ -204,10 +239,15 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
                 self.reply(Frame::Ack(id, part));
             }
             Some(Place::Fresh(mut buffer)) => {
-                if self.read_hashed(&meta, &mut buffer).await? == meta.checksum {
+                let found = if meta.coded {
+                    self.read_coded(&meta, len, &mut buffer).await?
+                } else {
+                    self.read_hashed(&meta, &mut buffer).await?
+                };
+                if found == meta.checksum {
                     self.link.fill(&meta, self.chunk, buffer);
                     self.reply(Frame::Ack(id, part));
-                } else if self.link.damaged(&meta, self.chunk, buffer) {
+                } else if self.link.damaged(&meta, found, self.chunk, buffer) {
                     self.reply(Frame::Nack(id, part));
                 }
             }
@@ -222,6 +262,18 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
             hash.update(part);
         }
         Ok(hash.digest())
+    }
+
+    /// Reads a compressed chunk and decodes it into its place; the checksum is that of the plain bytes.
+    async fn read_coded(&mut self, meta: &ChunkMeta, len: u32, buffer: &mut [u8]) -> Result<u64, LaneError> {
+        let mut coded = std::mem::take(&mut self.scratch);
+        coded.resize(len as usize, 0);
+        self.reader.fill(&mut coded).await?;
+        let decoded = codec::decode(self.link.coding(meta.head.transfer), &coded, buffer);
+        self.scratch = coded;
+        let found = meta.head.checksum(buffer);
+        // What cannot be decoded is damaged, whatever lies in its place.
+        Ok(if decoded { found } else { !meta.checksum })
     }
 
     async fn skip(&mut self, len: u32) -> Result<(), LaneError> {

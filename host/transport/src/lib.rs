@@ -1,6 +1,6 @@
 //! MOVES KV between sites: implements [`portolan_ports::Transport`] over several TCP connections a peer.
 //!
-//! # The protocol, version 1
+//! # The protocol, version 2
 //!
 //! **Roles.** The site that wants KV *dials*, the site that holds it *listens*; each of two sites that order from
 //! each other has connections of its own. A *link* is one dialing site and one listening site. It has several *lanes*,
@@ -17,8 +17,14 @@
 //! | listener | `Welcome` | its session number, or why it refuses |
 //!
 //! The smaller chunk of the two holds. Nobody who does not know the cluster's secret gets further than this, and
-//! nothing before it is longer than 8 KiB. Encryption belongs in [`Wiring`]; without it the secret authenticates the
-//! peer at the start of a connection but not every byte after it.
+//! nothing before it is longer than 8 KiB. [`MutualTls`] puts TLS 1.3 underneath, where certificates name both sites;
+//! over [`PlainTcp`] the secret authenticates the peer at the start of a connection but not every byte after it, and
+//! any site of the cluster can call itself by another's name.
+//!
+//! **Who may have what.** A listener that admits only named peers refuses the others at the hello. Each order says
+//! whose data it is, under which jurisdiction and for which request; the holder's source judges it for the peer that
+//! the hello named. A receiver takes manifests and chunks only of transfers that it ordered itself on that link: ids
+//! are 128 random bits, a chunk of any other id is skipped, unread by anyone.
 //!
 //! **Frames.** A head of 32 bytes, little endian, then the fields (postcard), then, for a chunk, its payload:
 //!
@@ -32,18 +38,21 @@
 //!
 //! | from | frame | fields |
 //! |---|---|---|
-//! | receiver | `Order` | transfer, priority class (0 first), order |
-//! | holder | `Manifest` | transfer, manifest (as JSON text); at once on one lane, and on every lane before the first chunk of that transfer on it |
-//! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, XXH3-64 of all these but the attempt and of the payload |
+//! | receiver | `Order` | transfer, priority class (0 first), bytes it has room for, codings it reads, order |
+//! | receiver | `Credit` | transfer, bytes it has room for, counted from the start |
+//! | holder | `Manifest` | transfer, manifest and coding (as JSON text); at once on one lane, and on every lane before the first chunk of that transfer on it |
+//! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, whether coded, XXH3-64 of all these but the last two and of the plain payload |
 //! | receiver | `Ack`, `Nack` | transfer; the manifest, a chunk number or the end |
-//! | holder | `Final` | transfer; report and numbers of pieces, chunks and bytes, or an error text |
+//! | holder | `Final` | transfer; report, numbers of pieces, chunks and bytes, and the sum of all chunks' checksums, or an error text |
 //! | receiver | `Cancel` | transfer |
-//! | both | `Ping`, `Pong` | a number, returned as it came |
+//! | receiver | `Ping` | a number |
+//! | holder | `Pong` | the number, the delivery rate it measured, TCP segments sent and sent again |
 //!
 //! **Chunks.** Pieces are cut at multiples of the chunk; a small or empty piece is one chunk; the chunks of a piece
 //! are numbered in sequence. Whichever lane is free
-//! takes the next chunk of the most urgent class, the transfers of a class in turn. The holder keeps a chunk until it
-//! is acknowledged, which the receiver does after it has verified it.
+//! takes the next chunk of the most urgent class, the transfers of a class in turn, recurrent states before the rest of
+//! their class. A piece is begun only into room that the receiver has. The holder keeps a chunk until it is
+//! acknowledged, which the receiver does after it has verified it.
 //!
 //! **What breaks, and what then.**
 //!
@@ -55,14 +64,18 @@
 //! | lanes break again and again and nothing comes in between | link down |
 //! | all lanes broken, none re-made within the stall time | link down (a quarter of it when every dial is refused) |
 //! | no byte on any lane for the stall time | stalled; pings flow while a prefill computes, so that is no stall |
-//! | a lane is silent, others are not | it is closed, its chunks go to the others |
+//! | a lane is silent for half the stall time, others are not | it is closed, its chunks go to the others, and it is made again along another path if there is one |
+//! | a transfer takes longer than its deadline | stalled |
+//! | the same set fails twice by damage | it is not ordered again for ten minutes |
 //! | the listener restarted | its session number is new: transfers of the old one fail at once |
 //! | chunk of a transfer that ended | skipped, and the holder is told `Cancel` |
 //!
 //! **Time.** Timeouts are measured with `tokio::time`, never with the host's clock: they are durations of this process.
 
+mod codec;
 mod config;
 mod counters;
+mod delivery;
 pub mod fault_proxy;
 mod frame;
 mod hello;
@@ -70,10 +83,23 @@ mod holder;
 mod inbound;
 mod lane;
 mod link;
+mod memory;
+mod pacer;
+mod paths;
+mod probe;
+mod quarantine;
 mod session;
 mod site;
+mod sizing;
+pub mod speed;
+mod tls;
 mod wire;
 
-pub use config::{CHUNK_MAX, ClusterSecret, Priority, TransportConfig};
-pub use site::SiteTransport;
-pub use wire::{PlainTcp, Wire, Wiring};
+pub use codec::{Coding, Compression};
+pub use config::{
+    Admission, CHUNK_MAX, ClusterSecret, Egress, LinkPath, PeerLink, Priority, TransportConfig,
+};
+pub use probe::{LinkProbe, Segments, TcpInfo};
+pub use site::{SiteTransport, TransportParts};
+pub use tls::{IssueError, Issued, MutualTls, SiteIssuer, TlsError, TlsFiles, TlsIdentity};
+pub use wire::{Accepted, PeerProof, PlainTcp, Wire, Wiring};

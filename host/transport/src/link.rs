@@ -1,16 +1,18 @@
 //! One peer as the ordering site sees it: its lanes, its transfers, and the verdict that it is down or stalled.
 
+use crate::codec::Coding;
 use crate::config::Timing;
 use crate::counters::Counters;
-use crate::frame::{ChunkMeta, Frame, OrderBody, Outcome};
+use crate::frame::{Announcement, ChunkMeta, Frame, HolderReport, OrderBody, Outcome};
 use crate::inbound::{Breach, Events, Inbound, Place};
+use crate::memory::{Ledger, Memory};
+use crate::paths::Paths;
+use crate::quarantine::{Damage, Quarantine};
 use bytes::BytesMut;
 use parking_lot::Mutex;
-use portolan_base::kv::KvManifest;
-use portolan_base::{SiteName, TransferId};
+use portolan_base::{Bytes, SiteName, TransferId};
 use portolan_ports::{KvOrder, TransferError};
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -52,16 +54,24 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) peer: SiteName,
-    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) paths: Paths,
+    /// Largest chunk this site wants on this link.
+    pub(crate) chunk: u32,
     /// Groups this link's lanes at the listener.
     pub(crate) session: u128,
     pub(crate) timing: Timing,
     pub(crate) counters: Arc<Counters>,
     /// Wakes lanes that have nothing to send.
     pub(crate) wake: Notify,
+    /// Wakes the link's judge when a transfer begins.
+    pub(crate) begun: Notify,
     /// Wakes lanes that wait to dial again.
     pub(crate) kick: Notify,
     max_resend: u32,
+    deadline: Duration,
+    window: Bytes,
+    memory: Arc<Memory>,
+    quarantine: Arc<Quarantine>,
     start: Instant,
     /// Microseconds from `start` to the last byte on any lane.
     heard: AtomicU64,
@@ -71,11 +81,16 @@ pub(crate) struct Link {
 /// What a link is made of.
 pub(crate) struct LinkSpec {
     pub(crate) peer: SiteName,
-    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) paths: Paths,
     pub(crate) session: u128,
     pub(crate) lanes: usize,
+    pub(crate) chunk: u32,
     pub(crate) max_resend: u32,
+    pub(crate) deadline: Duration,
+    pub(crate) window: Bytes,
     pub(crate) timing: Timing,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) quarantine: Arc<Quarantine>,
 }
 
 impl Link {
@@ -83,13 +98,19 @@ impl Link {
         let start = Instant::now();
         Self {
             peer: spec.peer,
-            addresses: spec.addresses,
+            paths: spec.paths,
+            chunk: spec.chunk,
             session: spec.session,
             timing: spec.timing,
             counters,
             wake: Notify::new(),
             kick: Notify::new(),
+            begun: Notify::new(),
             max_resend: spec.max_resend,
+            deadline: spec.deadline,
+            window: spec.window,
+            memory: spec.memory,
+            quarantine: spec.quarantine,
             start,
             heard: AtomicU64::new(0),
             state: Mutex::new(State {
@@ -165,7 +186,7 @@ impl Link {
         state.faults[lane] = Some(Fault { detail, firm: false });
         state
             .outbox
-            .retain(|frame| !matches!(frame, Frame::Order(_) | Frame::Cancel(_)));
+            .retain(|frame| !matches!(frame, Frame::Order(_) | Frame::Cancel(_) | Frame::Credit(..)));
         let orders: Vec<_> = state
             .transfers
             .iter()
@@ -173,7 +194,16 @@ impl Link {
             .map(|(id, transfer)| order_frame(*id, transfer))
             .collect();
         let cancels: Vec<_> = state.cancelled.iter().copied().map(Frame::Cancel).collect();
-        state.outbox.extend(orders.into_iter().chain(cancels));
+        let granted = state
+            .transfers
+            .iter()
+            .filter(|(_, transfer)| transfer.has_manifest());
+        let credits: Vec<_> = granted
+            .map(|(id, t)| Frame::Credit(*id, t.ledger.granted()))
+            .collect();
+        state
+            .outbox
+            .extend(orders.into_iter().chain(cancels).chain(credits));
         drop(state);
         self.wake.notify_waiters();
     }
@@ -240,12 +270,14 @@ impl Link {
     ) -> bool {
         let mut state = self.state.lock();
         let Some(number) = state.number else { return false };
-        let transfer = Inbound::new(order, priority, number, to.0, to.1);
+        let ledger = Ledger::open(&self.memory, self.window);
+        let transfer = Inbound::new(order, priority, number, ledger, to);
         let frame = order_frame(id, &transfer);
         state.transfers.insert(id, transfer);
         state.outbox.push_back(frame);
         drop(state);
         self.wake.notify_waiters();
+        self.begun.notify_one();
         true
     }
 
@@ -258,10 +290,12 @@ impl Link {
     }
 
     fn say_cancel(&self, state: &mut State, id: TransferId) {
-        if state.cancelled.len() == CANCELS_KEPT {
-            state.cancelled.pop_front();
+        if !state.cancelled.contains(&id) {
+            if state.cancelled.len() == CANCELS_KEPT {
+                state.cancelled.pop_front();
+            }
+            state.cancelled.push_back(id);
         }
-        state.cancelled.push_back(id);
         state.outbox.push_back(Frame::Cancel(id));
         self.wake.notify_waiters();
     }
@@ -271,12 +305,14 @@ impl Link {
         self.state.lock().outbox.pop_front()
     }
 
-    /// Ends every transfer when the link is down or silent for too long. To be called every tick.
+    /// Ends every transfer when the link is down or silent for too long, and any that takes too long. To be called
+    /// every tick.
     pub(crate) fn check(&self) {
         let mut state = self.state.lock();
         if state.transfers.is_empty() {
             return;
         }
+        self.end_overdue(&mut state);
         let silence = Duration::from_micros(self.now_us().saturating_sub(self.heard.load(Relaxed)));
         let verdict = if state.up == 0 {
             self.verdict_down(&state)
@@ -290,6 +326,61 @@ impl Link {
         if let Some(error) = verdict {
             self.fail_locked(&mut state, &error);
         }
+    }
+
+    fn end_overdue(&self, state: &mut State) {
+        let overdue = state
+            .transfers
+            .iter()
+            .filter(|(_, t)| t.begun_at.elapsed() >= self.deadline);
+        let overdue: Vec<_> = overdue.map(|(id, _)| *id).collect();
+        for id in overdue {
+            let peer = self.peer.clone();
+            let waited = self.deadline;
+            self.end(state, id, TransferError::Stalled { peer, waited });
+        }
+    }
+
+    /// Grants room to transfers that found none, the most urgent first. To be called every tick.
+    pub(crate) fn replenish(&self) {
+        let mut state = self.state.lock();
+        let mut waiting: Vec<_> = state.transfers.iter_mut().collect();
+        waiting.sort_by_key(|(_, transfer)| (transfer.priority, transfer.begun_at));
+        let credits: Vec<_> = waiting
+            .into_iter()
+            .filter_map(|(id, transfer)| Some(Frame::Credit(*id, transfer.ledger.top_up()?)))
+            .collect();
+        self.say(&mut state, credits);
+    }
+
+    /// The consumer of a transfer took so many bytes.
+    pub(crate) fn consumed(&self, id: TransferId, bytes: u64) {
+        let mut state = self.state.lock();
+        let granted = state
+            .transfers
+            .get_mut(&id)
+            .and_then(|t| t.ledger.consumed(bytes));
+        self.say(&mut state, granted.map(|granted| Frame::Credit(id, granted)));
+    }
+
+    fn say(&self, state: &mut State, frames: impl IntoIterator<Item = Frame>) {
+        let before = state.outbox.len();
+        state.outbox.extend(frames);
+        if state.outbox.len() > before {
+            self.wake.notify_waiters();
+        }
+    }
+
+    /// Takes a pong: what was sent at `at` has come back, with what the holder knows.
+    pub(crate) fn pong(&self, at: u64, report: HolderReport) {
+        self.counters
+            .rtt_sample(Duration::from_micros(self.now_us().saturating_sub(at)));
+        self.counters.heard(report);
+    }
+
+    /// When any lane was last heard, in microseconds since the link was made.
+    pub(crate) fn last_heard(&self) -> u64 {
+        self.heard.load(Relaxed)
     }
 
     /// Ends every transfer.
@@ -308,10 +399,10 @@ impl Link {
     fn with<T>(&self, id: TransferId, step: impl FnOnce(&mut Inbound) -> Result<T, Breach>) -> Option<T> {
         let mut state = self.state.lock();
         let Some(transfer) = state.transfers.get_mut(&id) else {
+            // Said again when the lane that carries the word breaks: the holder may wait for nothing else.
             let queued = state.outbox.iter().any(|frame| *frame == Frame::Cancel(id));
             if !queued {
-                state.outbox.push_back(Frame::Cancel(id));
-                self.wake.notify_waiters();
+                self.say_cancel(&mut state, id);
             }
             return None;
         };
@@ -321,6 +412,9 @@ impl Link {
                 Some(value)
             }
             Err(breach) => {
+                if breach == Breach::OtherTotals {
+                    self.strike(&state, id, breach.to_string(), None);
+                }
                 let error = TransferError::Protocol {
                     peer: self.peer.clone(),
                     detail: breach.to_string(),
@@ -338,8 +432,42 @@ impl Link {
         }
     }
 
-    pub(crate) fn manifest(&self, id: TransferId, manifest: KvManifest) {
-        self.with(id, |transfer| transfer.manifest(manifest));
+    pub(crate) fn manifest(&self, id: TransferId, announcement: Announcement) {
+        let granted = self
+            .with(id, |transfer| transfer.manifest(announcement))
+            .flatten();
+        if let Some(granted) = granted {
+            self.say(&mut self.state.lock(), [Frame::Credit(id, granted)]);
+        }
+    }
+
+    /// The coding of a transfer's coded chunks.
+    pub(crate) fn coding(&self, id: TransferId) -> Coding {
+        self.state
+            .lock()
+            .transfers
+            .get(&id)
+            .map_or(Coding::Plain, Inbound::coding)
+    }
+
+    /// Notes that a set came damaged beyond repair.
+    fn strike(&self, state: &State, id: TransferId, detail: String, bad: Option<(&ChunkMeta, u64)>) {
+        let Some(transfer) = state.transfers.get(&id) else {
+            return;
+        };
+        let damage = Damage {
+            transfer: id,
+            detail,
+            chunk: bad.map(|(meta, _)| meta.clone()),
+            found: bad.map(|(_, found)| found),
+        };
+        if self
+            .quarantine
+            .strike(&self.peer, &transfer.order, damage, Instant::now())
+        {
+            self.counters.quarantined.fetch_add(1, Relaxed);
+            tracing::warn!(peer = %self.peer, tenant = %transfer.order.tenant, transfer = %id, "a set of KV is in quarantine");
+        }
     }
 
     /// Where a chunk's payload goes; `None` when nobody wants it.
@@ -360,8 +488,8 @@ impl Link {
         self.forget_if(whole, meta.head.transfer);
     }
 
-    /// A chunk came damaged; says whether it should be sent again.
-    pub(crate) fn damaged(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> bool {
+    /// A chunk came damaged, with checksum `found`; says whether it should be sent again.
+    pub(crate) fn damaged(&self, meta: &ChunkMeta, found: u64, chunk: u32, buffer: BytesMut) -> bool {
         let id = meta.head.transfer;
         let Some(attempts) = self.with(id, |transfer| Ok(transfer.damaged(meta, chunk, buffer))) else {
             return false;
@@ -369,16 +497,14 @@ impl Link {
         if attempts <= self.max_resend {
             return true;
         }
-        let peer = self.peer.clone();
-        self.end(
-            &mut self.state.lock(),
-            id,
-            TransferError::Damaged {
-                peer,
-                chunk: meta.head.no,
-                attempts,
-            },
-        );
+        let error = TransferError::Damaged {
+            peer: self.peer.clone(),
+            chunk: meta.head.no,
+            attempts,
+        };
+        let mut state = self.state.lock();
+        self.strike(&state, id, error.to_string(), Some((meta, found)));
+        self.end(&mut state, id, error);
         false
     }
 
@@ -403,8 +529,10 @@ impl Link {
     }
 
     fn forget_if(&self, whole: Option<bool>, id: TransferId) {
-        if whole == Some(true) {
-            self.state.lock().transfers.remove(&id);
+        if whole == Some(true)
+            && let Some(transfer) = self.state.lock().transfers.remove(&id)
+        {
+            self.quarantine.clear(&self.peer, &transfer.order);
         }
     }
 }
@@ -414,6 +542,8 @@ fn order_frame(id: TransferId, transfer: &Inbound) -> Frame {
     Frame::Order(Box::new(OrderBody {
         transfer: id,
         priority,
+        credit: transfer.ledger.granted(),
+        accepts: Coding::READ.to_vec(),
         order,
     }))
 }

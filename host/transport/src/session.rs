@@ -1,17 +1,26 @@
 //! One peer as the holding site sees it: the transfers it ordered, and which chunk goes out next.
 
+mod outbound;
+
+pub(crate) use outbound::{Body, Carried, Outgoing};
+
+use crate::codec::{Coding, Compression, Judge};
 use crate::config::Timing;
 use crate::counters::Counters;
-use crate::frame::{ChunkHead, Frame, Outcome, Part, Totals, cut_text};
-use bytes::Bytes;
+use crate::delivery::Delivery;
+use crate::frame::{ChunkHead, HolderReport, Outcome, Part, cut_text};
+use crate::pacer::Pacer;
+use crate::probe::Segments;
+use outbound::{Item, Outbound, Unacked, Urgency};
 use parking_lot::Mutex;
 use portolan_base::kv::KvManifest;
 use portolan_base::{SiteName, TransferId};
 use portolan_ports::{KvPiece, PieceSink, PrefillReport};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Transfers one peer may have under way; more are refused, not queued, so that the caller takes another route.
 const TRANSFERS_MAX: usize = 4096;
@@ -19,59 +28,30 @@ const TRANSFERS_MAX: usize = 4096;
 /// Ended transfers remembered, so that an order that was overtaken by its own cancellation is not begun.
 const ENDED_KEPT: usize = 1024;
 
-#[derive(Clone, Debug)]
-pub(crate) enum Body {
-    /// Nothing but the manifest, so that the receiver knows what comes while the first piece is computed.
-    Manifest,
-    Chunk {
-        head: ChunkHead,
-        payload: Bytes,
-        checksum: Arc<OnceLock<u64>>,
-    },
-    Final(Outcome),
-}
-
-/// Something the peer has to acknowledge.
-#[derive(Clone, Debug)]
-pub(crate) struct Item {
-    pub(crate) part: Part,
-    pub(crate) attempt: u32,
-    pub(crate) body: Body,
-}
-
-/// What a lane is to send next.
-pub(crate) struct Outgoing {
-    pub(crate) transfer: TransferId,
-    /// Goes first when this lane has not carried it yet: TCP keeps the order, so no chunk is ever before it.
-    pub(crate) manifest: Option<Frame>,
-    pub(crate) item: Item,
-}
-
-#[derive(Debug)]
-struct Outbound {
-    priority: u8,
-    cancelled: Arc<AtomicBool>,
-    manifest: Option<KvManifest>,
-    announced: HashSet<u64>,
-    ready: VecDeque<Item>,
-    /// In the ring of its class.
-    queued: bool,
-    unacked: HashMap<Part, (u64, Item)>,
-    totals: Totals,
-    /// The source did not keep to manifest first.
-    misuse: bool,
-    ended: bool,
-}
-
 #[derive(Debug, Default)]
 struct State {
     transfers: HashMap<TransferId, Outbound>,
-    /// Transfers with something to send, by class, each class a ring.
-    rings: BTreeMap<u8, VecDeque<TransferId>>,
+    /// Transfers with something to send: a ring for what is urgent in a class, and one for the rest of it.
+    rings: BTreeMap<(u8, Urgency), VecDeque<TransferId>>,
+    /// Bytes of all transfers that are not acknowledged yet.
+    held: u64,
     lanes: HashSet<u64>,
     next_lane: u64,
     ended: VecDeque<TransferId>,
     closed: bool,
+}
+
+/// What a session is made of.
+pub(crate) struct SessionSpec {
+    pub(crate) peer: SiteName,
+    /// Drawn when the session began.
+    pub(crate) number: u128,
+    pub(crate) chunk: u32,
+    pub(crate) timing: Timing,
+    /// Most bytes that may wait for this peer.
+    pub(crate) memory: u64,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) pacer: Arc<Pacer>,
 }
 
 /// One link of one peer.
@@ -83,26 +63,81 @@ pub(crate) struct Session {
     pub(crate) chunk: u32,
     pub(crate) timing: Timing,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) pacer: Arc<Pacer>,
     pub(crate) wake: Notify,
+    memory: u64,
+    start: Instant,
+    /// Microseconds from `start` to the last byte on any lane.
+    heard: AtomicU64,
+    segments: AtomicU64,
+    retransmitted: AtomicU64,
+    delivery: Mutex<Delivery>,
+    judge: OnceLock<Arc<Judge>>,
     state: Mutex<State>,
 }
 
 impl Session {
-    pub(crate) fn new(
-        peer: SiteName,
-        number: u128,
-        chunk: u32,
-        timing: Timing,
-        counters: Arc<Counters>,
-    ) -> Self {
+    pub(crate) fn new(spec: SessionSpec) -> Self {
         Self {
-            peer,
-            number,
-            chunk,
-            timing,
-            counters,
+            peer: spec.peer,
+            number: spec.number,
+            chunk: spec.chunk,
+            timing: spec.timing,
+            counters: spec.counters,
+            pacer: spec.pacer,
             wake: Notify::new(),
+            memory: spec.memory,
+            start: Instant::now(),
+            heard: AtomicU64::new(0),
+            segments: AtomicU64::new(0),
+            retransmitted: AtomicU64::new(0),
+            delivery: Mutex::new(Delivery::new()),
+            judge: OnceLock::new(),
             state: Mutex::default(),
+        }
+    }
+
+    /// Microseconds since the session began.
+    pub(crate) fn now_us(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// A lane was heard.
+    pub(crate) fn heard_now(&self) -> u64 {
+        let now = self.now_us();
+        self.heard.store(now, Ordering::Relaxed);
+        now
+    }
+
+    /// When any lane was last heard.
+    pub(crate) fn last_heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// Notes what the kernel counted on a lane.
+    pub(crate) fn add_segments(&self, segments: Segments) {
+        self.segments.fetch_add(segments.sent, Ordering::Relaxed);
+        self.retransmitted
+            .fetch_add(segments.retransmitted, Ordering::Relaxed);
+    }
+
+    /// Bytes a second that the link is known to carry: what was measured, within the budget.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        let measured = self.delivery.lock().rate();
+        [measured, self.pacer.rate()].into_iter().flatten().min()
+    }
+
+    /// Who says whether chunks to this peer are compressed.
+    pub(crate) fn judge(&self, setting: Compression, accepts: &[Coding]) -> Arc<Judge> {
+        Arc::clone(self.judge.get_or_init(|| Arc::new(Judge::new(setting, accepts))))
+    }
+
+    /// What goes back with a pong.
+    pub(crate) fn report(&self) -> HolderReport {
+        HolderReport {
+            delivery: self.delivery.lock().rate().unwrap_or(0),
+            segments: self.segments.load(Ordering::Relaxed),
+            retransmitted: self.retransmitted.load(Ordering::Relaxed),
         }
     }
 
@@ -128,15 +163,12 @@ impl Session {
             transfer.announced.remove(&lane);
             let mut lost: Vec<_> = transfer
                 .unacked
-                .extract_if(|_, (carrier, _)| *carrier == lane)
-                .map(|(_, (_, item))| item)
+                .extract_if(|_, unacked| unacked.lane == lane)
+                .map(|(_, unacked)| unacked.item)
                 .collect();
             lost.sort_by_key(|item| std::cmp::Reverse(order_of(item.part)));
             for item in lost {
-                transfer.ready.push_front(Item {
-                    attempt: item.attempt + 1,
-                    ..item
-                });
+                transfer.put_back(item);
             }
             enqueue(&mut state.rings, *id, transfer);
         }
@@ -160,6 +192,7 @@ impl Session {
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
+        state.held = 0;
         state.rings.clear();
         for (_, transfer) in state.transfers.drain() {
             transfer.cancelled.store(true, Ordering::Release);
@@ -167,36 +200,42 @@ impl Session {
     }
 
     /// Begins a transfer; `None` when it was begun before or ended.
-    pub(crate) fn begin(&self, id: TransferId, priority: u8) -> Option<Arc<AtomicBool>> {
+    pub(crate) fn begin(
+        &self,
+        id: TransferId,
+        priority: u8,
+        credit: u64,
+        judge: Arc<Judge>,
+    ) -> Option<Arc<AtomicBool>> {
         let mut state = self.state.lock();
         if state.closed || state.transfers.contains_key(&id) || state.ended.contains(&id) {
             return None;
         }
         let cancelled = Arc::new(AtomicBool::new(false));
-        let transfer = Outbound {
-            priority,
-            cancelled: Arc::clone(&cancelled),
-            manifest: None,
-            announced: HashSet::new(),
-            ready: VecDeque::new(),
-            queued: false,
-            unacked: HashMap::new(),
-            totals: Totals {
-                report: PrefillReport::default(),
-                chunks: 0,
-                pieces: 0,
-                bytes: 0,
-            },
-            misuse: false,
-            ended: false,
-        };
+        judge.begin();
+        let transfer = Outbound::new(priority, credit, Arc::clone(&cancelled), judge);
         state.transfers.insert(id, transfer);
         Some(cancelled)
     }
 
-    /// Whether this peer has more transfers under way than it may.
+    /// Whether this peer has more under way than it may: transfers, or KV that waits to be sent. The order is refused,
+    /// so that its site takes another route.
     pub(crate) fn is_full(&self) -> bool {
-        self.state.lock().transfers.len() > TRANSFERS_MAX
+        let state = self.state.lock();
+        state.transfers.len() > TRANSFERS_MAX || state.held > self.memory
+    }
+
+    /// The receiver has room for so many bytes, counted from the start.
+    pub(crate) fn credit(&self, id: TransferId, bytes: u64) {
+        self.with(id, |transfer| transfer.credit = transfer.credit.max(bytes));
+    }
+
+    /// A chunk's checksum was computed, for the first time.
+    pub(crate) fn hashed(&self, id: TransferId, checksum: u64) {
+        self.with(id, |transfer| {
+            transfer.hashed += 1;
+            transfer.totals.digest = transfer.totals.digest.wrapping_add(checksum);
+        });
     }
 
     /// Transfers under way.
@@ -209,6 +248,7 @@ impl Session {
         let mut state = self.state.lock();
         if let Some(transfer) = state.transfers.remove(&id) {
             transfer.cancelled.store(true, Ordering::Release);
+            state.held = state.held.saturating_sub(transfer.held);
         }
         state.remember_ended(id);
     }
@@ -217,7 +257,9 @@ impl Session {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(transfer) = state.transfers.get_mut(&id) {
+            let before = transfer.held;
             step(transfer);
+            state.held = (state.held + transfer.held).saturating_sub(before);
             enqueue(&mut state.rings, id, transfer);
         }
         self.wake.notify_waiters();
@@ -231,6 +273,7 @@ impl Session {
                 return;
             }
             let piece_len = piece.bytes.len() as u64;
+            let urgent = transfer.is_recurrent(piece.id.layer);
             let mut offset = 0;
             loop {
                 let end = (offset + chunk).min(piece.bytes.len());
@@ -245,11 +288,12 @@ impl Session {
                 let body = Body::Chunk {
                     head,
                     payload: piece.bytes.slice(offset..end),
-                    checksum: Arc::default(),
+                    carried: Arc::default(),
                 };
-                transfer.ready.push_back(Item {
+                transfer.ready[usize::from(!urgent)].push_back(Item {
                     part: Part::Chunk(no),
                     attempt: 0,
+                    urgent,
                     body,
                 });
                 transfer.totals.chunks += 1;
@@ -260,6 +304,7 @@ impl Session {
             }
             transfer.totals.pieces += 1;
             transfer.totals.bytes += piece_len;
+            transfer.held += piece_len;
         });
     }
 
@@ -270,20 +315,21 @@ impl Session {
                 Ok(_) if transfer.misuse || transfer.manifest.is_none() => {
                     Outcome::Failed("the holder's source sent no manifest before its pieces".into())
                 }
-                Ok(report) => Outcome::Whole(Totals {
-                    report,
-                    ..transfer.totals
-                }),
+                Ok(report) => {
+                    transfer.totals.report = report;
+                    Outcome::Whole(transfer.totals)
+                }
                 Err(text) => Outcome::Failed(cut_text(text)),
             };
             transfer.ended = true;
             if matches!(outcome, Outcome::Failed(_)) {
                 // What was not sent yet is of no use to anyone.
-                transfer.ready.clear();
+                transfer.ready.iter_mut().for_each(VecDeque::clear);
             }
-            transfer.ready.push_back(Item {
+            transfer.ready[1].push_back(Item {
                 part: Part::Final,
                 attempt: 0,
+                urgent: false,
                 body: Body::Final(outcome),
             });
         });
@@ -291,10 +337,12 @@ impl Session {
 
     /// What `lane` is to send next: the most urgent class first, its transfers in turn.
     pub(crate) fn take(&self, lane: u64) -> Option<Outgoing> {
+        let now = Instant::now();
         let mut state = self.state.lock();
         let state = &mut *state;
         loop {
             let mut ring = state.rings.first_entry()?;
+            let queue = ring.key().1 as usize;
             let Some(id) = ring.get_mut().pop_front() else {
                 ring.remove();
                 continue;
@@ -302,34 +350,55 @@ impl Session {
             let Some(transfer) = state.transfers.get_mut(&id) else {
                 continue;
             };
-            transfer.queued = false;
-            let Some(item) = transfer.ready.pop_front() else {
+            transfer.queued[queue] = false;
+            if !transfer.may_send(queue) {
+                continue;
+            }
+            let Some(mut item) = transfer.ready[queue].pop_front() else {
                 continue;
             };
-            transfer.unacked.insert(item.part, (lane, item.clone()));
-            let manifest = match &transfer.manifest {
-                Some(manifest) if transfer.announced.insert(lane) || item.part == Part::Manifest => {
-                    Some(Frame::Manifest(id, Box::new(manifest.clone())))
-                }
-                _ => None,
+            transfer.begun += item.begins();
+            if let Body::Final(Outcome::Whole(totals)) = &mut item.body {
+                totals.digest = transfer.totals.digest;
+            }
+            let unacked = Unacked {
+                lane,
+                item: item.clone(),
+                sent: now,
             };
+            transfer.unacked.insert(item.part, unacked);
+            let manifest = transfer.manifest_for(lane, id, item.part);
+            let judge = Arc::clone(&transfer.judge);
             enqueue(&mut state.rings, id, transfer);
             return Some(Outgoing {
                 transfer: id,
                 manifest,
                 item,
+                judge,
             });
         }
     }
 
     /// The peer has it.
     pub(crate) fn ack(&self, id: TransferId, part: Part) {
+        let now = Instant::now();
         let mut state = self.state.lock();
+        let state = &mut *state;
         let Some(transfer) = state.transfers.get_mut(&id) else {
             return;
         };
-        transfer.unacked.remove(&part);
-        if transfer.ended && transfer.ready.is_empty() && transfer.unacked.is_empty() {
+        if let Some(unacked) = transfer.unacked.remove(&part) {
+            let len = unacked.item.len();
+            transfer.held = transfer.held.saturating_sub(len);
+            state.held = state.held.saturating_sub(len);
+            let wire = unacked.item.wire_len();
+            if wire > 0 {
+                self.delivery.lock().acked(unacked.sent, wire, now);
+            }
+        }
+        let nothing_waits = transfer.ready.iter().all(VecDeque::is_empty);
+        if transfer.ended && nothing_waits && transfer.unacked.is_empty() {
+            state.held = state.held.saturating_sub(transfer.held);
             state.transfers.remove(&id);
             state.remember_ended(id);
         }
@@ -338,11 +407,8 @@ impl Session {
     /// The peer got it damaged.
     pub(crate) fn nack(&self, id: TransferId, part: Part) {
         self.with(id, |transfer| {
-            if let Some((_, item)) = transfer.unacked.remove(&part) {
-                transfer.ready.push_front(Item {
-                    attempt: item.attempt + 1,
-                    ..item
-                });
+            if let Some(unacked) = transfer.unacked.remove(&part) {
+                transfer.put_back(unacked.item);
             }
         });
     }
@@ -365,10 +431,20 @@ fn order_of(part: Part) -> u64 {
     }
 }
 
-fn enqueue(rings: &mut BTreeMap<u8, VecDeque<TransferId>>, id: TransferId, transfer: &mut Outbound) {
-    if !transfer.queued && !transfer.ready.is_empty() {
-        transfer.queued = true;
-        rings.entry(transfer.priority).or_default().push_back(id);
+fn enqueue(
+    rings: &mut BTreeMap<(u8, Urgency), VecDeque<TransferId>>,
+    id: TransferId,
+    transfer: &mut Outbound,
+) {
+    for urgency in Urgency::BOTH {
+        let queue = urgency as usize;
+        if !transfer.queued[queue] && transfer.may_send(queue) {
+            transfer.queued[queue] = true;
+            rings
+                .entry((transfer.priority, urgency))
+                .or_default()
+                .push_back(id);
+        }
     }
 }
 
@@ -384,9 +460,10 @@ impl PieceSink for SessionSink {
         self.session.with(self.transfer, |transfer| {
             if transfer.manifest.is_none() {
                 transfer.manifest = Some(manifest);
-                transfer.ready.push_back(Item {
+                transfer.ready[1].push_back(Item {
                     part: Part::Manifest,
                     attempt: 0,
+                    urgent: false,
                     body: Body::Manifest,
                 });
             } else {

@@ -1,24 +1,30 @@
 //! A site's transport: its listener, its links, and their end.
 
-use crate::config::{Priority, TransportConfig};
+use crate::config::{Admission, Egress, PeerLink, Priority, TransportConfig};
 use crate::counters::Counters;
 use crate::hello::Identity;
-use crate::inbound::EVENTS_MAX;
 use crate::link::{Link, LinkSpec};
+use crate::memory::Memory;
+use crate::pacer::Pacer;
+use crate::paths::Paths;
+use crate::probe::{LinkProbe, TcpInfo};
+use crate::quarantine::Quarantine;
 use crate::session::Session;
 use crate::wire::{PlainTcp, Wiring};
-use crate::{holder, lane};
+use crate::{holder, lane, sizing};
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use portolan_base::{Random, SiteName, TransferId};
-use portolan_ports::{KvOrder, KvSource, LinkReading, Pull, TransferError, Transport};
+use portolan_base::{Bytes, Random, SiteName, TransferId};
+use portolan_ports::{
+    KvOrder, KvSource, LinkReading, Pull, PullEvent, QuarantinedSet, TransferError, Transport,
+};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -30,9 +36,13 @@ pub(crate) struct Shared {
     pub(crate) config: TransportConfig,
     pub(crate) source: Arc<dyn KvSource>,
     pub(crate) wiring: Arc<dyn Wiring>,
+    pub(crate) probe: Arc<dyn LinkProbe>,
     pub(crate) sessions: Sessions,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) quarantine: Arc<Quarantine>,
     random: Arc<dyn Random>,
     links: Mutex<HashMap<SiteName, (Arc<Link>, CancellationToken)>>,
+    admitted: Mutex<HashMap<SiteName, Arc<Pacer>>>,
     tasks: TaskTracker,
     ended: CancellationToken,
 }
@@ -59,6 +69,26 @@ impl Shared {
         });
     }
 
+    /// Whether a site whose name is proven may order here.
+    pub(crate) fn admits(&self, site: &SiteName) -> bool {
+        self.config.admission == Admission::AnyPeer || self.admitted.lock().contains_key(site)
+    }
+
+    /// What paces the KV for a site: one for all its sessions, so that a reconnecting peer gets no more.
+    pub(crate) fn pacer_of(&self, site: &SiteName) -> Arc<Pacer> {
+        let mut admitted = self.admitted.lock();
+        match admitted.get(site) {
+            Some(pacer) => Arc::clone(pacer),
+            // Not kept: that would admit the site.
+            None if self.config.admission == Admission::NamedPeers => Arc::new(Pacer::new(None)),
+            None => Arc::clone(
+                admitted
+                    .entry(site.clone())
+                    .or_insert_with(|| Arc::new(Pacer::new(None))),
+            ),
+        }
+    }
+
     /// Where bytes to and from a site are counted; a site that is no peer of ours has counters of its own.
     pub(crate) fn counters_of(&self, site: &SiteName) -> Arc<Counters> {
         self.links
@@ -66,6 +96,18 @@ impl Shared {
             .get(site)
             .map_or_else(Arc::default, |(link, _)| Arc::clone(&link.counters))
     }
+}
+
+/// What a site's transport works with.
+pub struct TransportParts {
+    /// Serves the orders of peers.
+    pub source: Arc<dyn KvSource>,
+    /// Draws ids and nonces.
+    pub random: Arc<dyn Random>,
+    /// Wraps connections.
+    pub wiring: Arc<dyn Wiring>,
+    /// Reads what the network stack knows of them.
+    pub probe: Arc<dyn LinkProbe>,
 }
 
 /// The links of one site. Dropping it closes every socket and ends every task.
@@ -106,23 +148,42 @@ impl SiteTransport {
         random: Arc<dyn Random>,
         wiring: Arc<dyn Wiring>,
     ) -> std::io::Result<Self> {
+        let probe = Arc::new(TcpInfo);
+        let parts = TransportParts {
+            source,
+            random,
+            wiring,
+            probe,
+        };
+        Self::bind_parts(config, parts).await
+    }
+
+    /// As [`SiteTransport::bind`], with everything the transport works with.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn bind_parts(config: TransportConfig, parts: TransportParts) -> std::io::Result<Self> {
         let listener = TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
         let peers = config.peers.clone();
         let shared = Arc::new(Shared {
+            memory: Memory::new(config.memory),
+            quarantine: Arc::default(),
             config,
-            source,
-            wiring,
-            random,
+            source: parts.source,
+            wiring: parts.wiring,
+            random: parts.random,
+            probe: parts.probe,
             sessions: Sessions::default(),
             links: Mutex::default(),
+            admitted: Mutex::default(),
             tasks: TaskTracker::new(),
             ended: CancellationToken::new(),
         });
         shared.spawn(holder::listen(Arc::clone(&shared), listener));
         let site = Self { shared, address };
-        for (peer, addresses) in peers {
-            site.add_peer(peer, addresses);
+        for (peer, link) in peers {
+            site.add_link(peer, link);
         }
         Ok(site)
     }
@@ -132,20 +193,41 @@ impl SiteTransport {
         self.address
     }
 
+    /// Lets `site` order from this one, where only named peers may, and says what it gets. Sessions under way keep
+    /// what they had.
+    pub fn admit(&self, site: SiteName, egress: Egress) {
+        let pacer = Arc::new(Pacer::new(egress.budget));
+        self.shared.admitted.lock().insert(site, pacer);
+    }
+
     /// Adds a peer, or gives a known one new addresses; transfers under way with the old ones then end as
     /// [`TransferError::LinkDown`].
     pub fn add_peer(&self, peer: SiteName, addresses: Vec<SocketAddr>) {
+        self.add_link(peer, addresses.into());
+    }
+
+    /// As [`SiteTransport::add_peer`], with all that is known of the link.
+    pub fn add_link(&self, peer: SiteName, way: PeerLink) {
         let shared = &self.shared;
-        let lanes = usize::from(shared.config.lanes.max(1));
+        let lanes = usize::from(lanes_of(&shared.config, &way));
+        let most = shared.config.chunk_bytes();
+        let chunk = way
+            .capacity
+            .map_or(most, |capacity| sizing::chunk(capacity, most));
         let counters = shared.counters_of(&peer);
         let link = Arc::new(Link::new(
             LinkSpec {
                 peer: peer.clone(),
-                addresses,
+                paths: Paths::new(way.paths),
                 session: shared.draw_u128(),
                 lanes,
+                chunk,
                 max_resend: shared.config.max_resend,
+                deadline: shared.config.deadline,
+                window: shared.config.window,
                 timing: shared.config.timing(),
+                memory: Arc::clone(&shared.memory),
+                quarantine: Arc::clone(&shared.quarantine),
             },
             counters,
         ));
@@ -189,24 +271,30 @@ impl SiteTransport {
             Some(up) => up?,
             None => return Err(link.down("this site shuts down")),
         }
+        if shared.quarantine.holds(peer, &order, Instant::now()) {
+            return Err(TransferError::Quarantined { peer: peer.clone() });
+        }
         let transfer = TransferId::draw(&*shared.random);
-        // Lanes must never wait for the consumer of one transfer; memory is bounded by the KV that was ordered.
-        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        // Lanes must never wait for the consumer of one transfer: what they put here is bounded by what the holder was
+        // granted, and that grows only as the consumer takes pieces out of the channel behind it.
+        let (sender, arrived) = mpsc::unbounded_channel();
+        let (forward, events) = mpsc::channel(FORWARD);
         let watcher = CancellationToken::new();
         let begun = link.begin(
             transfer,
             order,
             priority.to_wire(),
-            (sender.clone(), watcher.clone().drop_guard()),
+            (sender, watcher.clone().drop_guard()),
         );
         if !begun || ended.is_cancelled() {
             return Err(link.down("the link broke before the order was sent"));
         }
         shared.spawn(async move {
             tokio::select! {
-                () = sender.closed() => link.cancel(transfer),
-                () = watcher.cancelled() => {}
+                () = forward.closed() => link.cancel(transfer),
+                () = pass_on(&link, transfer, arrived, &forward) => {}
             }
+            drop(watcher);
         });
         Ok(Pull { transfer, events })
     }
@@ -218,6 +306,11 @@ impl SiteTransport {
             .lock()
             .get(peer)
             .map(|(link, _)| link.counters.rtt_min())
+    }
+
+    /// Bytes granted to transfers and not taken by their consumers yet.
+    pub fn memory_reserved(&self) -> Bytes {
+        Bytes(self.shared.memory.used())
     }
 
     /// Tasks alive. Zero after [`SiteTransport::shutdown`].
@@ -266,14 +359,54 @@ impl Drop for SiteTransport {
     }
 }
 
+/// Events that may wait for their consumer beyond what is counted: enough that it never waits for a task to wake.
+const FORWARD: usize = 4;
+
+/// Passes events on as the consumer takes them, and grants the holder more for each piece taken.
+async fn pass_on(
+    link: &Link,
+    transfer: TransferId,
+    mut arrived: mpsc::UnboundedReceiver<Result<PullEvent, TransferError>>,
+    forward: &mpsc::Sender<Result<PullEvent, TransferError>>,
+) {
+    while let Some(event) = arrived.recv().await {
+        let taken = match &event {
+            Ok(PullEvent::Piece(piece)) => piece.bytes.len() as u64,
+            _ => 0,
+        };
+        if forward.send(event).await.is_err() {
+            return link.cancel(transfer);
+        }
+        link.consumed(transfer, taken);
+    }
+}
+
+/// The lanes of a link: as many as were asked for, or as fill it.
+fn lanes_of(config: &TransportConfig, way: &PeerLink) -> u16 {
+    let least = config.lanes.max(1);
+    match (way.lanes, way.capacity) {
+        (Some(lanes), _) => lanes.max(1),
+        (None, Some(capacity)) => sizing::lanes(capacity, way.rtt, sizing::flow_window(), least),
+        (None, None) => least,
+    }
+}
+
 /// Watches over a link, and ends its transfers when it ends.
 async fn judge(link: Arc<Link>, ended: CancellationToken) {
     let watch = async {
-        let mut ticks = tokio::time::interval(link.timing.tick());
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
+            // Nothing can stall, run late or wait for room while nothing is under way.
+            let begun = link.begun.notified();
+            if link.transfers() == 0 {
+                begun.await;
+            }
+            let (tick, slept) = (link.timing.tick(), Instant::now());
+            tokio::time::sleep(tick).await;
+            if link.timing.overslept(tick, slept.elapsed()) {
+                link.heard_now();
+            }
             link.check();
+            link.replenish();
         }
     };
     ended.run_until_cancelled(watch).await.unwrap_or(());
@@ -292,5 +425,9 @@ impl Transport for SiteTransport {
             .lock()
             .get(peer)
             .map(|(link, _)| link.counters.reading(link.is_up()))
+    }
+
+    fn quarantine(&self) -> Vec<QuarantinedSet> {
+        self.shared.quarantine.list(Instant::now())
     }
 }

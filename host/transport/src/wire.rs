@@ -1,12 +1,16 @@
 //! Byte streams between sites, and frames on them.
 
+use crate::config::LinkPath;
 use crate::frame::{Frame, FrameError, HEAD_BYTES, Head, Stage};
+use crate::tls;
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
+use portolan_base::SiteName;
 use std::io;
 use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::rustls::pki_types::CertificateDer;
 
 /// A byte stream to a peer.
 pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -17,10 +21,36 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 /// spread over as many cores as there are lanes.
 #[async_trait]
 pub trait Wiring: Send + Sync {
-    /// Wraps a connection this site made.
-    async fn dialed(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>>;
+    /// Wraps a connection this site made to `peer`, and makes sure that it is that peer.
+    async fn dialed(&self, stream: TcpStream, peer: &SiteName) -> io::Result<Box<dyn Wire>>;
     /// Wraps a connection a peer made.
-    async fn accepted(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>>;
+    async fn accepted(&self, stream: TcpStream) -> io::Result<Accepted>;
+}
+
+/// A connection a peer made.
+pub struct Accepted {
+    /// Its bytes.
+    pub wire: Box<dyn Wire>,
+    /// What is known of who made it.
+    pub proof: PeerProof,
+}
+
+/// What a listener knows of a peer before the hello.
+pub enum PeerProof {
+    /// Nothing: the hello's proof of the cluster secret has to do.
+    None,
+    /// The certificate it showed, verified against the authority.
+    Certificate(CertificateDer<'static>),
+}
+
+impl PeerProof {
+    /// Whether the peer may call itself `site`.
+    pub(crate) fn allows(&self, site: &SiteName) -> bool {
+        match self {
+            Self::None => true,
+            Self::Certificate(certificate) => tls::is_for(certificate, site),
+        }
+    }
 }
 
 /// Bare TCP.
@@ -29,31 +59,33 @@ pub struct PlainTcp;
 
 #[async_trait]
 impl Wiring for PlainTcp {
-    async fn dialed(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>> {
+    async fn dialed(&self, stream: TcpStream, _peer: &SiteName) -> io::Result<Box<dyn Wire>> {
         Ok(Box::new(stream))
     }
 
-    async fn accepted(&self, stream: TcpStream) -> io::Result<Box<dyn Wire>> {
-        Ok(Box::new(stream))
+    async fn accepted(&self, stream: TcpStream) -> io::Result<Accepted> {
+        Ok(Accepted {
+            wire: Box::new(stream),
+            proof: PeerProof::None,
+        })
     }
 }
 
-/// Connects to the first address that answers, beginning at the `first`-th.
+/// Connects along a path.
 ///
 /// Buffer sizes are left to the kernel: setting them would switch off the tuning that grows the window to the
 /// bandwidth-delay product of a long path.
-pub(crate) async fn connect(addresses: &[SocketAddr], first: usize) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the peer has no address");
-    for i in 0..addresses.len() {
-        match TcpStream::connect(addresses[(first + i) % addresses.len()]).await {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error) => last = error,
-        }
+pub(crate) async fn connect(path: LinkPath) -> io::Result<TcpStream> {
+    let socket = match path.to {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if let Some(from) = path.from {
+        socket.bind(SocketAddr::new(from, 0))?;
     }
-    Err(last)
+    let stream = socket.connect(path.to).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// Why a connection is of no further use.

@@ -119,6 +119,7 @@ fn fleet() -> FleetView {
         busy: Permille(0),
         loss: Permille(0),
         price_micros_per_gib: 0,
+        measured: Default::default(),
     };
     FleetView {
         sites: vec![site("home", EU), site("abroad", US)],

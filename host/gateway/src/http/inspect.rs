@@ -11,7 +11,7 @@ use axum::http::HeaderMap;
 use portolan_base::RequestId;
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
 use portolan_policy::NameTables;
-use portolan_ports::{AuditRecord, Principal};
+use portolan_ports::{AuditRecord, Principal, QuarantinedSet};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -89,6 +89,70 @@ pub(super) async fn audit(
         .map_err(|error| broken(error.to_string()))
 }
 
+/// KV sets that came damaged twice, with what was found wrong.
+pub(super) async fn quarantine(
+    State(site): State<Arc<Site>>,
+    headers: HeaderMap,
+) -> Result<Json<List<QuarantineBody>>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let sets = site.parts.transport.quarantine();
+    Ok(Json(List::of(sets.into_iter().map(quarantine_body).collect())))
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct QuarantineBody {
+    set: String,
+    site: String,
+    tenant: String,
+    model: String,
+    model_version: u64,
+    instance: String,
+    age_s: u64,
+    evidence: Vec<EvidenceBody>,
+}
+
+#[derive(Debug, Serialize)]
+struct EvidenceBody {
+    transfer: String,
+    request: String,
+    detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layer: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<(u32, u32)>,
+    /// As text: JSON numbers end at 2^53.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected_checksum: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    found_checksum: Option<String>,
+}
+
+fn quarantine_body(set: QuarantinedSet) -> QuarantineBody {
+    let hex = |sum: u64| format!("{sum:016x}");
+    let evidence = set.evidence.into_iter().map(|e| EvidenceBody {
+        transfer: e.transfer,
+        request: e.request.as_str().to_owned(),
+        detail: e.detail,
+        chunk: e.chunk,
+        layer: e.layer,
+        tokens: e.tokens,
+        expected_checksum: e.expected_checksum.map(hex),
+        found_checksum: e.found_checksum.map(hex),
+    });
+    QuarantineBody {
+        set: set.id,
+        site: set.peer.to_string(),
+        tenant: set.tenant.to_string(),
+        model: set.model.to_string(),
+        model_version: set.model_version,
+        instance: set.instance.to_string(),
+        age_s: set.age.as_secs(),
+        evidence: evidence.collect(),
+    }
+}
+
 /// The fleet as JSON, indices replaced by names.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetBody {
@@ -134,6 +198,10 @@ struct LinkBody {
     capacity_bits_per_second: u64,
     busy_permille: u32,
     loss_permille: u32,
+    throughput_bits_per_second: u64,
+    delivery_bits_per_second: u64,
+    retransmits_permille: u32,
+    quarantined_sets: u64,
     price_micros_per_gib: u32,
 }
 
@@ -207,6 +275,10 @@ fn link_body((from, to): (SiteIndex, SiteIndex), link: &LinkView, view: &FleetVi
         capacity_bits_per_second: link.capacity.0,
         busy_permille: link.busy.0,
         loss_permille: link.loss.0,
+        throughput_bits_per_second: link.measured.throughput.0,
+        delivery_bits_per_second: link.measured.delivery.0,
+        retransmits_permille: link.measured.retransmits.0,
+        quarantined_sets: link.measured.quarantined,
         price_micros_per_gib: link.price_micros_per_gib,
     }
 }

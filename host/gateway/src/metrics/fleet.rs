@@ -1,5 +1,6 @@
 //! Gauges of the fleet as this site sees it, read when the page is rendered.
 
+use portolan_base::BitsPerSecond;
 use portolan_decide::{FleetView, InstanceView};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -34,6 +35,10 @@ pub(super) struct FleetGauges {
     rtt: Fraction<Link>,
     busy: Fraction<Link>,
     resent: Fraction<Link>,
+    throughput: Fraction<Link>,
+    delivery: Fraction<Link>,
+    retransmits: Fraction<Link>,
+    quarantined: Whole<Link>,
 }
 
 impl FleetGauges {
@@ -48,6 +53,10 @@ impl FleetGauges {
             rtt: Family::default(),
             busy: Family::default(),
             resent: Family::default(),
+            throughput: Family::default(),
+            delivery: Family::default(),
+            retransmits: Family::default(),
+            quarantined: Family::default(),
         };
         let mut whole = |name, help, gauge: &Whole<Instance>| registry.register(name, help, gauge.clone());
         whole(
@@ -86,7 +95,35 @@ impl FleetGauges {
             Unit::Ratios,
             gauges.resent.clone(),
         );
+        gauges.register_measured(registry);
         gauges
+    }
+
+    fn register_measured(&self, registry: &mut Registry) {
+        let bytes_a_second = || Unit::Other("bytes_per_second".to_owned());
+        registry.register_with_unit(
+            "link_throughput",
+            "What the link carried in the last sample of 500 ms",
+            bytes_a_second(),
+            self.throughput.clone(),
+        );
+        registry.register_with_unit(
+            "link_delivery",
+            "What the link delivered at best within the last ten seconds of sending",
+            bytes_a_second(),
+            self.delivery.clone(),
+        );
+        registry.register_with_unit(
+            "link_retransmitted",
+            "Share of TCP segments that were sent again, over 30 s",
+            Unit::Ratios,
+            self.retransmits.clone(),
+        );
+        registry.register(
+            "link_quarantined_sets",
+            "KV sets that came damaged twice and went into quarantine, since the start",
+            self.quarantined.clone(),
+        );
     }
 
     pub(super) fn read(&self, fleet: &FleetView) {
@@ -107,6 +144,17 @@ impl FleetGauges {
             self.resent
                 .get_or_create(&labels)
                 .set(f64::from(link.loss.0) / 1000.0);
+            let bytes = |rate: BitsPerSecond| rate.0 as f64 / 8.0;
+            let measured = &link.measured;
+            self.throughput
+                .get_or_create(&labels)
+                .set(bytes(measured.throughput));
+            self.delivery.get_or_create(&labels).set(bytes(measured.delivery));
+            self.retransmits
+                .get_or_create(&labels)
+                .set(f64::from(measured.retransmits.0) / 1000.0);
+            let sets = i64::try_from(measured.quarantined).unwrap_or(i64::MAX);
+            self.quarantined.get_or_create(&labels).set(sets);
         }
     }
 

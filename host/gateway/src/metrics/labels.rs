@@ -118,7 +118,7 @@ impl Policy {
 
 /// What the reasons of fallbacks contain, and the word each becomes. The record keeps the reason for people; a test
 /// holds this list to the texts of the errors.
-const REASONS: [(&str, &str); 15] = [
+const REASONS: [(&str, &str); 16] = [
     ("the policy trapped", "trap"),
     ("used up its budget", "out-of-fuel"),
     ("the policy was still running", "timed-out"),
@@ -131,6 +131,7 @@ const REASONS: [(&str, &str); 15] = [
     ("no progress from", "stalled"),
     ("produced no token for", "stalled"),
     ("was damaged", "damaged"),
+    ("is in quarantine", "quarantined"),
     ("could not serve the order", "refused"),
     ("the engine is full", "full"),
     ("the engine failed", "engine-failed"),

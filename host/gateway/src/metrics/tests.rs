@@ -103,7 +103,7 @@ fn a_fallback_is_named_by_what_failed() {
     use portolan_ports::{EngineError, TransferError};
     let peer = portolan_base::SiteName::new("virginia").unwrap();
     let detail = || "d".to_owned();
-    let reasons: [(String, &str); 14] = [
+    let reasons: [(String, &str); 15] = [
         (PolicyFault::Trap(detail()).to_string(), "trap"),
         (PolicyFault::OutOfFuel(1).to_string(), "out-of-fuel"),
         (PolicyFault::TimedOut(1).to_string(), "timed-out"),
@@ -136,6 +136,10 @@ fn a_fallback_is_named_by_what_failed() {
             }
             .to_string(),
             "damaged",
+        ),
+        (
+            TransferError::Quarantined { peer: peer.clone() }.to_string(),
+            "quarantined",
         ),
         (
             TransferError::Refused {

@@ -1,5 +1,9 @@
 //! `portolan bench`.
 
+mod transport;
+
+pub use transport::{Compress, TransportArgs};
+
 use super::Failure;
 use super::output::line;
 use crate::bench::{index, summary};
@@ -15,6 +19,8 @@ pub enum BenchCommand {
         #[arg(long, default_value_t = 10_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..=1_000_000_000))]
         blocks: u64,
     },
+    /// Move KV between two processes over loopback.
+    Transport(TransportArgs),
 }
 
 #[derive(Serialize)]
@@ -25,7 +31,10 @@ struct Report {
 }
 
 pub(super) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
-    let BenchCommand::Index { blocks } = command;
+    let blocks = match command {
+        BenchCommand::Index { blocks } => blocks,
+        BenchCommand::Transport(args) => return transport::run(args, json),
+    };
     let report = Report {
         index: index::measure(*blocks),
         summary: summary::measure(*blocks),

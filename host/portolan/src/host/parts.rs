@@ -1,7 +1,7 @@
 //! What the sites of a host share, and how each piece is made.
 
 use crate::config::{Config, ConfigError, OperatorKey, SimulatedWan};
-use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random};
+use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
 use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
@@ -66,6 +66,14 @@ pub enum HostError {
         address: SocketAddr,
         /// Why.
         detail: String,
+    },
+    /// A site's certificate cannot be used.
+    #[error("the certificate of site {site} cannot be used: {source}")]
+    Tls {
+        /// Which site.
+        site: SiteName,
+        /// Why.
+        source: portolan_transport::TlsError,
     },
     /// The policies folder cannot be watched.
     #[error("the policies folder cannot be watched: {0}")]

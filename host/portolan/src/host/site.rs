@@ -10,7 +10,7 @@ use portolan_fleet::{Agent, Chart};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
-use portolan_transport::{SiteTransport, TransportConfig};
+use portolan_transport::{Admission, MutualTls, PlainTcp, SiteTransport, TlsFiles, TransportConfig, Wiring};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -48,10 +48,11 @@ impl RunningSite {
             .local_addr()
             .map_err(|e| listen_error("the gateway", config.listen, &e))?;
         let peers = Arc::new(LateSource::default());
-        let transport = SiteTransport::bind(
-            TransportConfig::new(config.name.clone(), config.transport, shared.secrets.cluster),
+        let transport = SiteTransport::bind_with(
+            transport_config(config, shared),
             Arc::clone(&peers) as Arc<dyn KvSource>,
             Arc::clone(&shared.random),
+            wiring(config)?,
         )
         .await
         .map_err(|e| listen_error("the transport", config.transport, &e))?;
@@ -205,6 +206,36 @@ async fn start_engines(
         engines.insert(instance.name.clone(), Arc::new(engine));
     }
     Ok(engines)
+}
+
+fn transport_config(config: &SiteConfig, shared: &Shared) -> TransportConfig {
+    TransportConfig {
+        admission: Admission::NamedPeers,
+        ..TransportConfig::new(config.name.clone(), config.transport, shared.secrets.cluster)
+    }
+}
+
+/// What KV of this site crosses in: TLS, or bare TCP where the configuration allows that.
+fn wiring(config: &SiteConfig) -> Result<Arc<dyn Wiring>, HostError> {
+    let Some(tls) = &config.tls else {
+        if !config.transport.ip().is_loopback() {
+            tracing::warn!(site = %config.name, address = %config.transport, "KV leaves this machine unencrypted");
+        }
+        return Ok(Arc::new(PlainTcp));
+    };
+    let files = TlsFiles {
+        ca: tls.ca.clone(),
+        certificate: tls.certificate.clone(),
+        key: tls.key.clone(),
+    };
+    let wiring = files
+        .read()
+        .and_then(|identity| MutualTls::new(&config.name, &identity));
+    let wiring = wiring.map_err(|source| HostError::Tls {
+        site: config.name.clone(),
+        source,
+    })?;
+    Ok(Arc::new(wiring))
 }
 
 fn listen_error(what: &str, address: SocketAddr, error: &dyn std::fmt::Display) -> HostError {

@@ -147,6 +147,10 @@ impl Lane<'_> {
                 FaultKind::FlipBit(bit) => bytes[index] ^= 1 << (bit & 7),
                 FaultKind::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
                 FaultKind::Stall(time) => tokio::time::sleep(time).await,
+                FaultKind::Duplicate(count) => {
+                    let again = bytes[index.saturating_sub(count)..index].to_vec();
+                    bytes.splice(index..index, again);
+                }
                 FaultKind::Truncate => {
                     bytes.truncate(index);
                     return Ok(Verdict::Truncate);
@@ -175,7 +179,7 @@ impl Lane<'_> {
 }
 
 /// A number in 0..1 by SplitMix64.
-fn draw(state: &mut u64) -> f64 {
+pub(super) fn draw(state: &mut u64) -> f64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

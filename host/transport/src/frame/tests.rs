@@ -45,15 +45,19 @@ fn frames() -> Vec<Frame> {
     vec![
         Frame::Manifest(
             id,
-            Box::new(KvManifest {
-                layout,
-                tokens: 9,
-                held: 4,
+            Box::new(Announcement {
+                coding: Coding::Int8,
+                manifest: KvManifest {
+                    layout,
+                    tokens: 9,
+                    held: 4,
+                },
             }),
         ),
         Frame::Chunk(ChunkMeta {
             head,
             attempt: 2,
+            coded: true,
             checksum: u64::MAX,
         }),
         Frame::Ack(id, Part::Chunk(u32::MAX)),
@@ -61,7 +65,8 @@ fn frames() -> Vec<Frame> {
         Frame::Final(id, Outcome::Failed("why".into())),
         Frame::Cancel(id),
         Frame::Ping(1),
-        Frame::Pong(u64::MAX),
+        Frame::Pong(u64::MAX, HolderReport::default()),
+        Frame::Credit(id, u64::MAX),
     ]
 }
 
@@ -181,6 +186,61 @@ proptest! {
                 prop_assert!(head.meta_len <= head.kind.meta_max() && head.payload_len <= 1 << 20);
                 let _ = head.decode_meta(&meta);
             }
+        }
+    }
+}
+
+/// Frames as they came or might come: `good-*` is one frame, `bad-*` is none. New ones are written with
+/// `PORTOLAN_WRITE_CORPUS=1`; whatever a fuzzer finds belongs here too.
+#[test]
+fn the_corpus_is_replayed() {
+    let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/corpus"));
+    if std::env::var_os("PORTOLAN_WRITE_CORPUS").is_some() {
+        for (i, frame) in frames().iter().enumerate() {
+            let good = frame.encode();
+            let mut cut = wrap(good[0], 0, &good[HEAD_BYTES..good.len() - 1]);
+            std::fs::write(folder.join(format!("good-{i:02}.bin")), &good).unwrap();
+            std::fs::write(folder.join(format!("bad-{i:02}-cut-fields.bin")), &cut).unwrap();
+            cut[4] ^= 0x80;
+            std::fs::write(folder.join(format!("bad-{i:02}-wrong-length.bin")), &cut).unwrap();
+        }
+    }
+    let (mut good, mut bad) = (0, 0);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let (name, bytes) = (
+            path.file_name().unwrap().to_string_lossy().into_owned(),
+            std::fs::read(&path).unwrap(),
+        );
+        let expected = usize::from(name.starts_with("good-"));
+        assert_eq!(read_all(&bytes, OPEN), expected, "{name}");
+        good += expected;
+        bad += 1 - expected;
+    }
+    assert!(
+        good >= frames().len() && bad >= frames().len(),
+        "{good} good, {bad} bad"
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_true_frame_with_a_changed_field_is_another_frame_or_none(
+        which in 0usize..9,
+        at in any::<prop::sample::Index>(),
+        value in any::<u8>(),
+    ) {
+        let good = frames()[which % frames().len()].encode();
+        let mut meta = good[HEAD_BYTES..].to_vec();
+        let at = at.index(meta.len());
+        meta[at] = value;
+        // Under true checksums, as a hostile peer would send it.
+        let bytes = wrap(good[0], 0, &meta);
+        let head = Head::decode(bytes[..HEAD_BYTES].try_into().unwrap(), OPEN).unwrap();
+        if let Ok(frame) = head.decode_meta(&meta) {
+            let again = frame.encode();
+            let head = Head::decode(again[..HEAD_BYTES].try_into().unwrap(), OPEN).unwrap();
+            prop_assert_eq!(head.decode_meta(&again[HEAD_BYTES..]).unwrap(), frame);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which chunk goes out on which lane, and what becomes of it.
 
 use super::*;
+use bytes::Bytes;
 use portolan_base::ModelName;
 use portolan_base::kv::{KvDtype, KvLayout, LayerKv, PieceId};
 use std::time::Duration;
@@ -12,17 +13,28 @@ fn session() -> Arc<Session> {
     let timing = Timing {
         stall: Duration::from_secs(1),
     };
-    Arc::new(Session::new(
-        SiteName::new("asker").unwrap(),
-        1,
-        16,
+    Arc::new(Session::new(SessionSpec {
+        peer: SiteName::new("asker").unwrap(),
+        number: 1,
+        chunk: 16,
         timing,
-        Arc::default(),
-    ))
+        memory: 1 << 20,
+        counters: Arc::default(),
+        pacer: Arc::new(Pacer::new(None)),
+    }))
+}
+
+fn begin(session: &Session, id: TransferId, priority: u8) -> Option<Arc<AtomicBool>> {
+    session.begin(
+        id,
+        priority,
+        u64::MAX,
+        Arc::new(Judge::new(Compression::Off, &[])),
+    )
 }
 
 fn transfer(session: &Arc<Session>, id: TransferId, priority: u8) -> SessionSink {
-    let cancelled = session.begin(id, priority).unwrap();
+    let cancelled = begin(session, id, priority).unwrap();
     let mut sink = SessionSink {
         session: Arc::clone(session),
         transfer: id,
@@ -129,6 +141,8 @@ fn a_transfer_is_forgotten_once_all_of_it_is_acknowledged() {
     assert_eq!(taken(&session, lane), Some((A, Part::Manifest, 0)));
     session.ack(A, Part::Manifest);
     assert_eq!(taken(&session, lane), Some((A, Part::Chunk(0), 0)));
+    assert_eq!(taken(&session, lane), None, "the digest is not known yet");
+    session.hashed(A, 7);
     assert_eq!(taken(&session, lane), Some((A, Part::Final, 0)));
     session.ack(A, Part::Final);
     session.nack(A, Part::Chunk(0));
@@ -137,7 +151,7 @@ fn a_transfer_is_forgotten_once_all_of_it_is_acknowledged() {
     session.ack(A, Part::Chunk(0));
     assert_eq!(session.transfers(), 0);
     assert!(
-        session.begin(A, 0).is_none(),
+        begin(&session, A, 0).is_none(),
         "a late copy of the order begins nothing"
     );
 }
@@ -154,7 +168,124 @@ fn a_cancelled_transfer_tells_its_source_and_sends_nothing_more() {
     assert_eq!(taken(&session, lane), None);
     session.cancel(B);
     assert!(
-        session.begin(B, 0).is_none(),
+        begin(&session, B, 0).is_none(),
         "an order overtaken by its cancellation begins nothing"
     );
+}
+
+fn hybrid(session: &Arc<Session>, id: TransferId, priority: u8, credit: u64) -> SessionSink {
+    let judge = Arc::new(Judge::new(Compression::Off, &[]));
+    let cancelled = session.begin(id, priority, credit, judge).unwrap();
+    let mut sink = SessionSink {
+        session: Arc::clone(session),
+        transfer: id,
+        cancelled,
+    };
+    let attention = LayerKv::FullAttention {
+        kv_heads: 1,
+        head_dim: 1,
+    };
+    let recurrent = LayerKv::Recurrent {
+        conv_channels: 1,
+        conv_width: 1,
+        heads: 1,
+        key_dim: 1,
+        value_dim: 1,
+    };
+    sink.manifest(KvManifest {
+        layout: KvLayout {
+            model: ModelName::new("m").unwrap(),
+            model_version: 1,
+            dtype: KvDtype::F32,
+            block_tokens: 16,
+            layers: vec![attention, recurrent],
+        },
+        tokens: 8,
+        held: 0,
+    });
+    sink
+}
+
+fn state(sink: &mut SessionSink) {
+    let id = PieceId {
+        layer: 1,
+        tokens: 8..8,
+    };
+    sink.piece(KvPiece {
+        id,
+        bytes: Bytes::from_static(&[7; 8]),
+    });
+}
+
+fn layer_of(outgoing: &Outgoing) -> Option<u16> {
+    match &outgoing.item.body {
+        Body::Chunk { head, .. } => Some(head.piece.layer),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_recurrent_state_goes_before_the_rest_of_its_class_and_behind_a_more_urgent_one() {
+    let session = session();
+    let lane = session.attach().unwrap();
+    let (mut replica, mut other) = (hybrid(&session, A, 3, u64::MAX), hybrid(&session, B, 3, u64::MAX));
+    let mut live = hybrid(&session, TransferId(3), 0, u64::MAX);
+    chunks(&mut replica, 2);
+    chunks(&mut other, 2);
+    state(&mut other);
+    chunks(&mut live, 1);
+    let sent: Vec<_> = std::iter::from_fn(|| session.take(lane))
+        .filter_map(|out| Some((out.transfer.0, layer_of(&out)?)))
+        .collect();
+    assert_eq!(sent, [(3, 0), (2, 1), (1, 0), (2, 0), (1, 0), (2, 0)]);
+}
+
+#[test]
+fn a_new_piece_waits_for_room_and_a_begun_one_does_not() {
+    let session = session();
+    let lane = session.attach().unwrap();
+    let mut sink = hybrid(&session, A, 0, 1);
+    chunks(&mut sink, 3);
+    chunks(&mut sink, 1);
+    assert_eq!(taken(&session, lane), Some((A, Part::Manifest, 0)));
+    for no in 0..3 {
+        assert_eq!(
+            taken(&session, lane),
+            Some((A, Part::Chunk(no), 0)),
+            "one byte of room lets a piece in"
+        );
+    }
+    assert_eq!(taken(&session, lane), None);
+    session.nack(A, Part::Chunk(1));
+    assert_eq!(
+        taken(&session, lane),
+        Some((A, Part::Chunk(1), 1)),
+        "what has its place comes again"
+    );
+    session.credit(A, 48);
+    assert_eq!(taken(&session, lane), None, "48 bytes have begun");
+    session.credit(A, 49);
+    session.credit(A, 10);
+    assert_eq!(taken(&session, lane), Some((A, Part::Chunk(3), 0)));
+}
+
+#[test]
+fn a_peer_with_too_much_waiting_is_full_until_it_acknowledges() {
+    let session = session();
+    let lane = session.attach().unwrap();
+    let mut sink = transfer(&session, A, 0);
+    sink.piece(KvPiece {
+        id: PieceId {
+            layer: 0,
+            tokens: 0..8,
+        },
+        bytes: vec![0; (1 << 20) + 1].into(),
+    });
+    assert!(session.is_full());
+    taken(&session, lane);
+    taken(&session, lane);
+    session.ack(A, Part::Chunk(0));
+    assert!(!session.is_full());
+    session.cancel(A);
+    assert!(!session.is_full());
 }

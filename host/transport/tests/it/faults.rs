@@ -76,7 +76,7 @@ async fn a_flipped_bit_anywhere_near_a_head_costs_a_lane_at_most() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chunk_that_stays_damaged_ends_the_transfer() {
+async fn a_chunk_that_stays_damaged_ends_the_transfer_and_the_second_time_its_set_is_quarantined() {
     let mut config = one_lane();
     // The whole piece is one chunk, so every resend can be hit.
     config.chunk = Bytes(4 << 20);
@@ -86,18 +86,47 @@ async fn a_chunk_that_stays_damaged_ends_the_transfer() {
     let proxy = FaultProxy::start(FaultPlan::clear(holder.address()))
         .await
         .unwrap();
-    // A hit every 50 kB: the large pieces are hit whenever they come again, the rare heads between them hardly ever.
-    for hit in 1..400 {
-        proxy.inject(to_client(Some(0), 3_000 + hit * 50_021, FaultKind::FlipBit(1)));
+    // A hit every 50 kB: the large pieces are hit whenever they come again. A hit on one of the rare heads between them
+    // costs the connection, so the next ones are hit as well.
+    for (connection, hit) in (0..20).flat_map(|connection| (1..400).map(move |hit| (connection, hit))) {
+        proxy.inject(to_client(
+            Some(connection),
+            3_000 + hit * 50_021,
+            FaultKind::FlipBit(1),
+        ));
     }
     let asker = asker(config, proxy.address()).await;
-    let mut pull = asker.pull(&site("holder"), order(1, 1000)).await.unwrap();
-    let error = drain(&mut pull).await.unwrap_err();
-    let clean = matches!(
-        error,
-        TransferError::Damaged { attempts: 4, .. } | TransferError::LinkDown { .. }
+    let order = order(1, 1000);
+    for failure in 1..=2 {
+        assert!(asker.quarantine().is_empty(), "after {} failures", failure - 1);
+        let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
+        let error = drain(&mut pull).await.map(|_| "it came whole").unwrap_err();
+        assert!(
+            matches!(error, TransferError::Damaged { attempts: 4, .. }),
+            "{error:?}"
+        );
+    }
+    let again = asker.pull(&site("holder"), order.clone()).await.unwrap_err();
+    assert!(matches!(again, TransferError::Quarantined { .. }), "{again:?}");
+    let listed = asker.quarantine();
+    let [set] = &listed[..] else { panic!("{listed:?}") };
+    assert_eq!(
+        (set.peer.as_str(), set.tenant.as_str(), set.evidence.len()),
+        ("holder", "t", 2)
     );
-    assert!(clean, "{error:?}");
+    for evidence in &set.evidence {
+        assert!(
+            evidence.chunk.is_some() && evidence.layer.is_some(),
+            "{evidence:?}"
+        );
+        assert_ne!(evidence.expected_checksum, evidence.found_checksum);
+    }
+    assert_eq!(asker.link(&site("holder")).unwrap().quarantined, 1);
+    // Only this set: other tokens are asked for as ever.
+    asker
+        .pull(&site("holder"), crate::world::order(2, 10))
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

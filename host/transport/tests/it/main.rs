@@ -3,5 +3,9 @@
 
 mod chaos;
 mod faults;
+mod link;
+mod matrix;
+mod pipeline;
 mod plain;
+mod tls;
 mod world;

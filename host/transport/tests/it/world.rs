@@ -78,10 +78,18 @@ pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
     }
 }
 
+/// Orders seeded from here on bring values that compress well.
+pub(crate) const COMPRESSIBLE: u32 = 1 << 20;
+
 /// The pieces an order must bring: sizes from none to many chunks.
 pub(crate) fn pieces(order: &KvOrder) -> Vec<KvPiece> {
     let end = u32::try_from(order.tokens.len()).unwrap();
-    let seed = Seed::new(u64::from(order.tokens.first().copied().unwrap_or(0)));
+    let number = order.tokens.first().copied().unwrap_or(0);
+    let seed = Seed::new(u64::from(number));
+    let piece = |seed: &Seed, id: PieceId| match number {
+        COMPRESSIBLE.. => dull(&id),
+        _ => piece(seed, id),
+    };
     let mut pieces = Vec::new();
     for layer in [0, 2] {
         let mut start = 0;
@@ -108,6 +116,15 @@ pub(crate) fn pieces(order: &KvOrder) -> Vec<KvPiece> {
         ));
     }
     pieces
+}
+
+fn dull(id: &PieceId) -> KvPiece {
+    let len = layout().piece_bytes(id.layer, id.len()).unwrap().0 as usize;
+    let bytes: Vec<u8> = (0..len).map(|i| (i / 50) as u8 ^ id.layer as u8).collect();
+    KvPiece {
+        id: id.clone(),
+        bytes: bytes.into(),
+    }
 }
 
 fn piece(seed: &Seed, id: PieceId) -> KvPiece {
@@ -224,12 +241,16 @@ pub(crate) fn config(name: &str) -> TransportConfig {
     config
 }
 
+/// Sites started so far: two of one name must not draw the same ids.
+static STARTED: AtomicU64 = AtomicU64::new(1);
+
 pub(crate) async fn start(config: TransportConfig, source: Arc<Source>) -> SiteTransport {
+    let first = STARTED.fetch_add(1 << 40, Ordering::Relaxed);
     let seed = config
         .site
         .as_str()
         .bytes()
-        .fold(1u64, |a, b| a * 31 + u64::from(b));
+        .fold(first, |a, b| a.wrapping_mul(31).wrapping_add(u64::from(b)));
     SiteTransport::bind(config, source, Arc::new(Seed::new(seed)))
         .await
         .unwrap()
@@ -237,7 +258,7 @@ pub(crate) async fn start(config: TransportConfig, source: Arc<Source>) -> SiteT
 
 /// A holder called `holder`, and a site called `asker` that knows it by `address`.
 pub(crate) async fn asker(mut config: TransportConfig, address: SocketAddr) -> SiteTransport {
-    config.peers.insert(site("holder"), vec![address]);
+    config.peers.insert(site("holder"), vec![address].into());
     start(config, Source::new(Conduct::Fails)).await
 }
 
