@@ -244,7 +244,10 @@ async fn send<W: AsyncWrite + Unpin>(
         let written = if let Ok(frame) = outbox.try_recv() {
             write_counted(session, &mut out, frame.encode(), Bytes::new()).await
         } else if let Some(outgoing) = pause.is_none().then(|| session.take(lane)).flatten() {
-            send_item(session, &mut out, outgoing).await
+            let sent = send_item(session, &mut out, outgoing).await;
+            // Lanes take turns, or chunks that are numbered side by side would leave far apart.
+            tokio::task::yield_now().await;
+            sent
         } else {
             tokio::select! {
                 Some(frame) = outbox.recv() => write_counted(session, &mut out, frame.encode(), Bytes::new()).await,

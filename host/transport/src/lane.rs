@@ -210,7 +210,12 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
                 self.link.manifest(id, *manifest);
                 self.reply(Frame::Ack(id, Part::Manifest));
             }
-            Frame::Chunk(meta) => self.take_chunk(meta, len).await?,
+            Frame::Chunk(meta) => {
+                self.take_chunk(meta, len).await?;
+                // A lane whose bytes lie ready would read for long without a pause, while chunks of the same layer wait
+                // on lanes that have no core.
+                tokio::task::yield_now().await;
+            }
             Frame::Final(id, outcome) => {
                 self.link.finish(id, outcome);
                 self.reply(Frame::Ack(id, Part::Final));
