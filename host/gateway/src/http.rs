@@ -7,7 +7,8 @@
 //! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `inspect.rs` |
 //! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs`, `rollout.rs` |
 //! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
-//! | `/v1/portolan/fleet`, `/v1/portolan/audit`, `/v1/portolan/kv/quarantine` | the operator | `inspect.rs` |
+//! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
+//! | `/v1/portolan/fleet`, `/v1/portolan/audit` | the operator | `inspect.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
 mod admin;
@@ -23,6 +24,7 @@ mod proposals;
 mod rollout;
 mod sse;
 mod tag;
+mod usage;
 mod whole;
 mod wire;
 
@@ -33,7 +35,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -58,12 +60,16 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/audit", get(inspect::audit))
         .route("/v1/portolan/proposals", get(proposals::list))
         .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
-        .route("/v1/portolan/kv/quarantine", get(inspect::quarantine))
+        .route("/v1/portolan/tenants/{tenant}/usage", get(usage::usage))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
         .route(
             "/v1/portolan/tenants/{tenant}/policies/{question}/activate",
             post(admin::activate),
+        )
+        .route(
+            "/v1/portolan/tenants/{tenant}/policies/{question}/versions/{version}",
+            delete(usage::remove),
         )
         .route(
             "/v1/portolan/tenants/{tenant}/policies/{question}/{change}",

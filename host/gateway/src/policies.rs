@@ -12,6 +12,7 @@ mod change;
 mod error;
 mod missing;
 mod order;
+mod quota;
 mod restore;
 mod rollout;
 mod signing;
@@ -19,6 +20,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 mod unavailable;
+mod usage;
 
 pub use approval::{Decision, FourEyes};
 pub use error::DeskError;
@@ -28,6 +30,7 @@ pub use order::{
 pub use restore::{NotRestored, Restored};
 pub use rollout::Enforced;
 pub use tally::{Breach, Counts};
+pub use usage::{PolicyUsage, PolicyUse, Share, Usage};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -35,8 +38,8 @@ use portolan_base::{Clock, TenantName};
 use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{
-    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyStore, Reuse, Sample, Signatures,
-    VersionRecord,
+    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyState, PolicyStore, QuotaBook,
+    Quotas, Reuse, Signatures, VersionRecord,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -70,8 +73,10 @@ pub struct PolicyDesk {
     proposing: Mutex<()>,
     /// Locked for moments, by requests that settle.
     tallies: Mutex<tally::Tallies>,
-    /// Bindings that do not answer. Locked for moments, never while anything is loaded.
-    missing: Mutex<BTreeMap<PolicySlot, missing::Missing>>,
+    /// As `tallies`.
+    used: Mutex<usage::Ledger>,
+    quotas: QuotaBook,
+    state: Option<Arc<dyn PolicyState>>,
 }
 
 impl fmt::Debug for PolicyDesk {
@@ -93,7 +98,9 @@ impl PolicyDesk {
             four_eyes: None,
             proposing: Mutex::new(()),
             tallies: Mutex::default(),
-            missing: Mutex::default(),
+            used: Mutex::default(),
+            quotas: QuotaBook::default(),
+            state: None,
         }
     }
 
@@ -109,6 +116,24 @@ impl PolicyDesk {
     pub fn with_four_eyes(mut self, four_eyes: FourEyes) -> Self {
         self.four_eyes = Some(four_eyes);
         self
+    }
+
+    /// The same desk, which holds tenants to these quotas.
+    #[must_use]
+    pub fn with_quotas(mut self, quotas: QuotaBook) -> Self {
+        self.quotas = quotas;
+        self
+    }
+
+    /// The same desk, which tells what policies keep in `state`.
+    #[must_use]
+    pub fn telling_of(mut self, state: Arc<dyn PolicyState>) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    fn quotas_of_tenant(&self, tenant: &TenantName) -> Quotas {
+        self.quotas.of(&Scope::Tenant(tenant.clone()))
     }
 
     /// The active policies at this moment. Does not block.

@@ -124,6 +124,17 @@ impl Client {
         self.whole(request.send(bytes))
     }
 
+    /// DELETE.
+    pub fn delete(&self, path: &str, query: &[(&str, &str)]) -> Result<Reply, ClientError> {
+        let call = self
+            .agent
+            .delete(self.url(path))
+            .header("authorization", self.bearer())
+            .query_pairs(query.iter().copied())
+            .call();
+        self.whole(call)
+    }
+
     /// POST whose answer is a stream of server-sent events; each `data:` value goes to `on_data` until it says stop
     /// by returning false. Returns the request's id.
     pub fn stream(

@@ -14,7 +14,7 @@ mod request;
 mod rollout;
 mod serve;
 mod signing;
-mod tls;
+mod usage;
 
 use clap::{Args, Parser, Subcommand};
 use std::net::SocketAddr;
@@ -28,6 +28,7 @@ pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, CheckArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
+pub use usage::{AuditArgs, ListArgs};
 
 /// The programmable data and control plane for LLM inference across datacenters.
 #[derive(Debug, Parser)]
@@ -58,6 +59,15 @@ pub enum Command {
     /// Check, upload and activate policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Look at what tenants use.
+    #[command(subcommand)]
+    Tenant(TenantCommand),
+    /// Show sites, instances and links as a site knows them.
+    Fleet {
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
     /// Look at requests that were served.
     #[command(subcommand)]
     Request(RequestCommand),
@@ -180,6 +190,10 @@ pub enum PolicyCommand {
         /// Keep it without making it active.
         #[arg(long)]
         inactive: bool,
+        /// What it may cost before the version before it comes back, as JSON:
+        /// {"window": 100, "max_fault_permille": 50, "max_micros_p99": 500}.
+        #[arg(long, value_name = "JSON", conflicts_with = "inactive")]
+        budget: Option<String>,
         /// The running host.
         #[command(flatten)]
         server: ServerArgs,
@@ -210,6 +224,34 @@ pub enum PolicyCommand {
         #[command(flatten)]
         server: ServerArgs,
     },
+    /// Remove the active version: the platform's policy or the built-in one answers.
+    Unbind {
+        /// Where.
+        #[command(flatten)]
+        slot: SlotArgs,
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Forget a stored version that is neither active nor on trial.
+    Remove {
+        /// Where.
+        #[command(flatten)]
+        slot: SlotArgs,
+        /// SHA-256 of the version, or its unique beginning.
+        version: String,
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Say who changed what, newest first.
+    Audit(AuditArgs),
     /// Try, promote, roll back and hold versions.
     #[command(flatten)]
     Rollout(RolloutCommand),
@@ -232,9 +274,24 @@ pub struct SlotArgs {
     pub question: portolan_policy::QuestionKind,
 }
 
+/// `tenant` commands.
+#[derive(Debug, Subcommand)]
+pub enum TenantCommand {
+    /// Say what a tenant used of what it may.
+    Usage {
+        /// Which; `_platform` for the platform.
+        tenant: String,
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+}
+
 /// `request` commands.
 #[derive(Debug, Subcommand)]
 pub enum RequestCommand {
+    /// List the newest requests.
+    List(ListArgs),
     /// Say why a request went where it went.
     Show {
         /// The request's id.
@@ -308,6 +365,9 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Demo(args) => demo::run(&args),
         Command::CompileWorker => compile_worker::run(),
         Command::Policy(command) => policy::run(command, json),
+        Command::Tenant(command) => usage::tenant(command, json),
+        Command::Fleet { server } => usage::fleet(&server, json),
+        Command::Request(RequestCommand::List(args)) => usage::requests(&args, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Kv(KvCommand::Quarantine { server }) => kv::quarantine(&server, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),

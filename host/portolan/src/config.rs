@@ -1,7 +1,9 @@
 //! The configuration file: one YAML document, checked before any port is bound.
 
+mod quotas;
 mod trust;
 
+pub use quotas::QuotaConfig;
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};
@@ -187,6 +189,9 @@ pub struct TenantConfig {
     /// Whose signatures count for its policies; several while keys are rotated.
     #[serde(default)]
     pub signing_keys: Vec<SigningKey>,
+    /// What it may use, where that is not as usual.
+    #[serde(default)]
+    pub quotas: QuotaConfig,
 }
 
 /// Why a configuration was refused.
@@ -293,7 +298,8 @@ impl Config {
         self.check_encryption()?;
         self.check_links()?;
         self.check_tenants(&topology)?;
-        self.check_trust()
+        self.check_trust()?;
+        self.check_quotas()
     }
 
     fn check_instances(&self) -> Result<(), ConfigError> {

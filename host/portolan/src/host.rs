@@ -60,8 +60,10 @@ impl Host {
             loader: Arc::new(loader),
             names: Arc::new(move || Arc::clone(&names)),
             clock: Arc::clone(&clock),
-        });
-        let desk = desk.demanding(Arc::new(config.key_book()?));
+        })
+        .with_quotas(config.quotas())
+        .telling_of(Arc::clone(&state) as Arc<dyn PolicyState>)
+        .demanding(Arc::new(config.key_book()?));
         let desk = Arc::new(match config.four_eyes() {
             Some(four_eyes) => desk.with_four_eyes(four_eyes),
             None => desk,

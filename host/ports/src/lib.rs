@@ -10,7 +10,7 @@ pub mod kvset;
 pub mod loader;
 pub mod loader_fake;
 pub mod proposal;
-pub mod sample;
+pub mod quota;
 pub mod signature;
 pub mod state;
 pub mod state_fake;
@@ -21,6 +21,7 @@ pub mod text;
 pub mod text_fake;
 pub mod transport;
 pub mod transport_fake;
+pub mod uploads;
 
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixChange};
 pub use engine::{
@@ -36,17 +37,18 @@ pub use loader::{
 };
 pub use loader_fake::FakeLoader;
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
-pub use sample::{Reading, Sample};
+pub use quota::{QuotaBook, Quotas};
 pub use signature::{
     BadSignatureText, FakeSignatures, NoSignatures, SIGNATURES_MAX_BYTES, SIGNED_PREFIX, Signatures, Signed,
     VersionSignature,
 };
-pub use state::{Entry, PolicyState, StateQuota, StateSpace};
+pub use state::{Entry, PolicyState, StateQuota, StateSpace, StateUsage, StateUsed};
 pub use state_fake::MemoryState;
 pub use state_values::{StateValue, StateValues};
 pub use store::{
-    AuditRecord, BindingChange, BindingRecord, HoldRecord, KeyRecord, NewVersion, PolicyStore, Principal,
-    RolloutChange, RolloutDeed, RolloutRecord, StoreError, TenantRecord, TrialRecord, VersionRecord,
+    AuditRecord, BindingChange, BindingRecord, ChangeRecord, HoldRecord, KeyRecord, NewVersion, PolicyStore,
+    Principal, Removal, RemovalCause, RolloutChange, RolloutDeed, RolloutRecord, StoreError, TenantRecord,
+    TrialRecord, VersionRecord,
 };
 pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};
@@ -56,6 +58,7 @@ pub use transport::{
     TransferError, Transport,
 };
 pub use transport_fake::NoLinks;
+pub use uploads::{UploadTurn, UploadWindow};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

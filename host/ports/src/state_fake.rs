@@ -1,8 +1,9 @@
 //! The [`PolicyState`] that lives as long as the process: for tests and tools.
 
-use crate::state::{Entry, PolicyState, StateQuota, StateSpace};
+use crate::state::{Entry, PolicyState, StateQuota, StateSpace, StateUsage, StateUsed};
 use crate::state_values::{StateValue, StateValues};
 use portolan_base::Moment;
+use portolan_policy::Scope;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,24 +11,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub struct MemoryState {
     quota: StateQuota,
-    spaces: Mutex<HashMap<StateSpace, Arc<Mutex<StateValues>>>>,
+    scopes: Mutex<HashMap<Scope, Arc<StateUsage>>>,
+    spaces: Mutex<HashMap<StateSpace, Arc<Space>>>,
+}
+
+#[derive(Debug)]
+struct Space {
+    usage: Arc<StateUsage>,
+    values: Mutex<StateValues>,
 }
 
 impl MemoryState {
-    /// An empty store.
+    /// An empty store, with the same quota for every scope.
     pub fn new(quota: StateQuota) -> Self {
         Self {
             quota,
-            spaces: Mutex::default(),
+            ..Self::default()
         }
     }
 
-    fn space(&self, space: &StateSpace) -> Arc<Mutex<StateValues>> {
+    fn usage(&self, scope: &Scope) -> Arc<StateUsage> {
+        Arc::clone(lock(&self.scopes).entry(scope.clone()).or_default())
+    }
+
+    fn space(&self, space: &StateSpace) -> Arc<Space> {
         let mut spaces = lock(&self.spaces);
-        match spaces.get(space) {
-            Some(known) => known.clone(),
-            None => spaces.entry(space.clone()).or_default().clone(),
+        if let Some(known) = spaces.get(space) {
+            return Arc::clone(known);
         }
+        let new = Arc::new(Space {
+            usage: self.usage(&space.scope),
+            values: Mutex::default(),
+        });
+        spaces.insert(space.clone(), Arc::clone(&new));
+        new
     }
 }
 
@@ -38,7 +55,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl PolicyState for MemoryState {
     fn get(&self, space: &StateSpace, key: &str, now: Moment) -> Option<u64> {
-        lock(&self.space(space)).get(key, now).map(|value| value.number)
+        let space = self.space(space);
+        let value = lock(&space.values).get(key, now);
+        value.map(|value| value.number)
     }
 
     fn set(&self, space: &StateSpace, entry: Entry<'_>, now: Moment) -> bool {
@@ -46,22 +65,26 @@ impl PolicyState for MemoryState {
             number: entry.value,
             expires: entry.ttl.map(|ttl| now + ttl),
         };
-        lock(&self.space(space)).put(&self.quota, (entry.key, value), now, drop)
+        let space = self.space(space);
+        lock(&space.values).put((&self.quota, &space.usage), (entry.key, value), now, drop)
     }
 
     fn add(&self, space: &StateSpace, key: &str, delta: i64, now: Moment) -> u64 {
         let space = self.space(space);
-        let mut values = lock(&space);
+        let mut values = lock(&space.values);
         let sum = values.sum(key, delta, now);
-        values.put(&self.quota, (key, sum), now, drop);
+        values.put((&self.quota, &space.usage), (key, sum), now, drop);
         sum.number
+    }
+
+    fn used(&self, scope: &Scope) -> StateUsed {
+        self.usage(scope).used()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portolan_policy::Scope;
     use std::time::Duration;
 
     fn space(tenant: &str) -> StateSpace {
@@ -112,7 +135,7 @@ mod tests {
     fn quotas_hold_just_inside_and_refuse_just_outside() {
         let state = MemoryState::new(StateQuota {
             keys: 2,
-            bytes: 4,
+            bytes: 2 * 16 + 4,
             key_bytes: 3,
         });
         let a = space("a");
@@ -143,7 +166,7 @@ mod tests {
     fn expired_keys_make_room() {
         let state = MemoryState::new(StateQuota {
             keys: 1,
-            bytes: 10,
+            bytes: 26,
             key_bytes: 10,
         });
         let a = space("a");
@@ -157,5 +180,24 @@ mod tests {
         ));
         assert!(!state.set(&a, entry("new", 1), Moment(999)));
         assert!(state.set(&a, entry("new", 1), Moment(1_000)));
+    }
+
+    #[test]
+    fn the_policies_of_a_scope_share_its_quota_and_no_other_scope_does() {
+        let state = MemoryState::new(StateQuota {
+            keys: 2,
+            bytes: 100,
+            key_bytes: 10,
+        });
+        let (a, b) = (space("a"), space("b"));
+        let other = StateSpace {
+            policy: "q".into(),
+            ..a.clone()
+        };
+        assert!(state.set(&a, entry("k", 1), Moment(0)));
+        assert!(state.set(&other, entry("k", 1), Moment(0)));
+        assert!(!state.set(&other, entry("l", 1), Moment(0)));
+        assert!(state.set(&b, entry("l", 1), Moment(0)));
+        assert_eq!(state.used(&a.scope), StateUsed { keys: 2, bytes: 34 });
     }
 }

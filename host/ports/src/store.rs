@@ -1,11 +1,12 @@
 //! REMEMBERS: policies, bindings, tenants, keys, audit. What a call acknowledged survives `kill -9`.
 
-use crate::{ProposalRecord, Scope, VersionSignature};
+use crate::{ProposalRecord, Scope, UploadTurn, VersionSignature};
 use bytes::Bytes;
 use portolan_base::{Moment, OperatorName, TenantName};
 use portolan_decide::{Budget, TrialStage};
 use portolan_policy::QuestionKind;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// A version to be kept.
 #[derive(Clone, Debug)]
@@ -58,6 +59,25 @@ impl VersionRecord {
     /// The version in words, as the audit log names it.
     pub fn subject(&self) -> String {
         subject(&self.scope, self.question, &self.name, &self.sha256)
+    }
+}
+
+impl VersionRecord {
+    /// Refuses to let go of a version that is bound or on trial.
+    ///
+    /// # Errors
+    /// [`StoreError::InUseVersion`], which says what to do.
+    pub fn refuse_if_used(&self, bound: Option<&String>, trial: Option<&String>) -> Result<(), StoreError> {
+        let is_it = |sha256: Option<&String>| sha256.is_some_and(|sha256| *sha256 == self.sha256);
+        let why = match (is_it(bound), is_it(trial)) {
+            (true, _) => "it is bound; activate another version or unbind it first",
+            (false, true) => "it is on trial; withdraw it first",
+            (false, false) => return Ok(()),
+        };
+        Err(StoreError::InUseVersion {
+            version: self.subject(),
+            why,
+        })
     }
 }
 
@@ -318,6 +338,100 @@ pub struct AuditRecord {
     pub subject: String,
     /// Why.
     pub reason: String,
+    /// What it was before and what it is since, where a binding changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<ChangeRecord>,
+}
+
+impl AuditRecord {
+    /// Whether the line is about a tenant, or about the platform's policies where `tenant` is `_platform`.
+    pub fn is_about(&self, tenant: &str) -> bool {
+        let scope = match tenant {
+            "_platform" => Scope::Platform.to_string(),
+            name => format!("tenant {name}"),
+        };
+        let subject = &self.subject;
+        let whose = subject.split_once(", ").map_or(&**subject, |(whose, _)| whose);
+        whose == scope
+            || (self.action == "tenant.put" && subject == tenant)
+            || (self.action.starts_with("key.") && subject.ends_with(&format!(" of {scope}")))
+    }
+}
+
+/// Longest configuration that an audit line holds in full, in bytes. The digest of a longer one tells whether it was the
+/// same.
+const AUDITED_CONFIG_BYTES: usize = 4096;
+
+/// A change of a binding.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeRecord {
+    /// SHA-256 of the component that was bound before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
+    /// SHA-256 of the component that is bound since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// Its configuration, or the beginning of a long one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// SHA-256 of the whole configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_sha256: Option<String>,
+}
+
+impl ChangeRecord {
+    /// A change from one binding to another.
+    pub fn between(previous: Option<&BindingRecord>, next: Option<&BindingRecord>) -> Self {
+        let sha256 = |binding: &BindingRecord| binding.sha256.clone();
+        let beginning = |config: &str| {
+            let end = config.floor_char_boundary(AUDITED_CONFIG_BYTES);
+            config[..end].to_owned()
+        };
+        Self {
+            previous: previous.map(sha256),
+            next: next.map(sha256),
+            config: next.map(|binding| beginning(&binding.config)),
+            config_sha256: next.map(|binding| hex::encode(Sha256::digest(&binding.config))),
+        }
+    }
+}
+
+/// A version to be forgotten.
+#[derive(Clone, Debug)]
+pub struct Removal {
+    /// Whose.
+    pub scope: Scope,
+    /// Of which question.
+    pub question: QuestionKind,
+    /// SHA-256 of the component, hexadecimal.
+    pub sha256: String,
+    /// What asks for it.
+    pub cause: RemovalCause,
+    /// Who.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Moment,
+}
+
+/// Why a version is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalCause {
+    /// Somebody asked for it.
+    Asked,
+    /// A newer one needed its place.
+    Quota,
+}
+
+impl RemovalCause {
+    /// The word of the audit log.
+    pub const fn action(self) -> &'static str {
+        match self {
+            Self::Asked => "policy.remove",
+            Self::Quota => "policy.prune",
+        }
+    }
 }
 
 /// Why the store did not do what it was asked.
@@ -348,6 +462,14 @@ pub enum StoreError {
         /// What is wrong with it.
         why: String,
     },
+    /// A version that is needed cannot be forgotten.
+    #[error("{version} cannot be removed: {why}")]
+    InUseVersion {
+        /// The version in words.
+        version: String,
+        /// What needs it, and what to do.
+        why: &'static str,
+    },
     /// A later release wrote the store.
     #[error(
         "the store has schema {found}, this host knows schemas up to {known}; start the release that wrote it"
@@ -363,8 +485,9 @@ pub enum StoreError {
 /// Keeps what must outlive the process. Calls block on the disk: use them off the request path, `authenticate` and
 /// `tenant` excepted.
 pub trait PolicyStore: Send + Sync {
-    /// Keeps a version. Storing the same component again returns the record of the first time, with the signatures
-    /// that came along added to it.
+    /// Keeps a version. Storing the same component again under the same name returns the record of the first time; under
+    /// another name, it is the newest version from then on, with that name, its uploader and its reason. The signatures
+    /// that came along are added to it.
     fn put_version(&self, version: NewVersion) -> Result<VersionRecord, StoreError>;
 
     /// All versions of one question, oldest first.
@@ -441,6 +564,16 @@ pub trait PolicyStore: Send + Sync {
 
     /// Every proposal, oldest first.
     fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError>;
+
+    /// Forgets a version; its component and artefact go with the last version of any scope that has them. One that is
+    /// bound or on trial is [`StoreError::InUseVersion`].
+    fn remove_version(&self, removal: Removal) -> Result<(), StoreError>;
+
+    /// Counts an upload of a tenant, unless `most` of the hour before `at` were counted.
+    fn count_upload(&self, tenant: &TenantName, most: u32, at: Moment) -> Result<UploadTurn, StoreError>;
+
+    /// How many uploads of a tenant were counted in the hour before `at`.
+    fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError>;
 
     /// The newest lines of the audit log, newest first.
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError>;

@@ -2,8 +2,9 @@
 //! model that the real store is compared with.
 
 use crate::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, RolloutDeed,
-    RolloutRecord, Scope, StoreError, TenantRecord, VersionRecord, VersionSignature,
+    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, Removal,
+    RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow, VersionRecord,
+    VersionSignature,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -51,6 +52,7 @@ struct State {
     tenants: BTreeMap<TenantName, TenantRecord>,
     keys: HashMap<[u8; 32], KeyRecord>,
     proposals: BTreeMap<u64, ProposalRecord>,
+    uploads: BTreeMap<TenantName, UploadWindow>,
     audit: Vec<AuditRecord>,
     failing: BTreeSet<StoreCall>,
 }
@@ -92,6 +94,7 @@ struct Deed<'a> {
     action: &'static str,
     subject: String,
     reason: &'a str,
+    change: Option<ChangeRecord>,
 }
 
 impl State {
@@ -110,6 +113,7 @@ impl State {
             action: deed.action.to_owned(),
             subject: deed.subject,
             reason: deed.reason.to_owned(),
+            change: deed.change,
         });
     }
 
@@ -133,6 +137,7 @@ impl State {
             action: "policy.sign",
             subject: signed.subject(),
             reason: &again.reason,
+            change: None,
         });
         for version in self.versions.entry(slot.clone()).or_default() {
             if version.sha256 == signed.sha256 {
@@ -156,16 +161,18 @@ impl PolicyStore for MemoryStore {
         let sha256 = hex::encode(Sha256::digest(&version.component));
         let slot = (version.scope.clone(), version.question);
         state.compiled.insert(sha256.clone(), version.compiled.clone());
-        if let Some(known) = state.version(&slot, &sha256).cloned() {
+        let known = state.version(&slot, &sha256).cloned();
+        if let Some(known) = known.clone().filter(|known| known.name == version.name) {
             return Ok(state.sign(&slot, known, &version));
         }
+        let signed = known.map(|known| known.signatures).unwrap_or_default();
         let record = VersionRecord {
             scope: version.scope,
             question: version.question,
             name: version.name,
             sha256: sha256.clone(),
             bytes: version.component.len() as u64,
-            signatures: version.signatures,
+            signatures: VersionSignature::merged(&signed, &version.signatures),
             actor: version.actor,
             reason: version.reason,
             at: version.at,
@@ -176,9 +183,12 @@ impl PolicyStore for MemoryStore {
             action: "policy.put",
             subject: record.subject(),
             reason: &record.reason,
+            change: None,
         });
+        let versions = state.versions.entry(slot).or_default();
+        versions.retain(|known| known.sha256 != sha256);
+        versions.push(record.clone());
         state.components.insert(sha256, version.component);
-        state.versions.entry(slot).or_default().push(record.clone());
         Ok(record)
     }
 
@@ -228,12 +238,14 @@ impl PolicyStore for MemoryStore {
             generation: state.next_generation(&slot),
             ..binding
         };
+        let previous = state.bindings.get(&slot).cloned();
         state.note(Deed {
             at: binding.at,
             actor: &binding.actor,
             action: binding.how.action(),
             subject: binding.subject(),
             reason: &binding.reason,
+            change: Some(ChangeRecord::between(previous.as_ref(), Some(&binding))),
         });
         state
             .history
@@ -270,6 +282,7 @@ impl PolicyStore for MemoryStore {
             action: "policy.unbind",
             subject: binding.subject(),
             reason,
+            change: Some(ChangeRecord::between(Some(&binding), None)),
         });
         Ok(())
     }
@@ -309,6 +322,7 @@ impl PolicyStore for MemoryStore {
             action: deed.change.action(),
             subject: deed.subject,
             reason: &deed.reason,
+            change: None,
         });
         state.rollouts.insert(slot, rollout);
         Ok(())
@@ -327,6 +341,7 @@ impl PolicyStore for MemoryStore {
             action: "tenant.put",
             subject,
             reason: "",
+            change: None,
         });
         state.tenants.insert(tenant.name.clone(), tenant);
         Ok(())
@@ -354,6 +369,7 @@ impl PolicyStore for MemoryStore {
             action: "key.put",
             subject: record.subject(),
             reason: "",
+            change: None,
         });
         state.keys.insert(Sha256::digest(key).into(), record);
         Ok(())
@@ -376,6 +392,7 @@ impl PolicyStore for MemoryStore {
                 action: "key.revoke",
                 subject,
                 reason: "",
+                change: None,
             });
         }
         Ok(revoked.len())
@@ -396,6 +413,7 @@ impl PolicyStore for MemoryStore {
             action,
             subject: proposal.subject(),
             reason,
+            change: None,
         });
         state.proposals.insert(proposal.id, proposal);
         Ok(())
@@ -403,6 +421,56 @@ impl PolicyStore for MemoryStore {
 
     fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError> {
         Ok(self.state().proposals.values().cloned().collect())
+    }
+
+    fn remove_version(&self, removal: Removal) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let slot = (removal.scope, removal.question);
+        let sha256 = &removal.sha256;
+        let version = state.version(&slot, sha256).cloned();
+        let version = version.ok_or_else(|| no_component(sha256))?;
+        let bound = state.bindings.get(&slot).map(|binding| &binding.sha256);
+        let trial = state
+            .rollouts
+            .get(&slot)
+            .and_then(|rollout| rollout.trial.as_ref());
+        version.refuse_if_used(bound, trial.map(|trial| &trial.sha256))?;
+        state.note(Deed {
+            at: removal.at,
+            actor: &removal.actor,
+            action: removal.cause.action(),
+            subject: version.subject(),
+            reason: &removal.reason,
+            change: None,
+        });
+        state
+            .versions
+            .entry(slot)
+            .or_default()
+            .retain(|known| known.sha256 != *sha256);
+        if !state
+            .versions
+            .values()
+            .flatten()
+            .any(|known| known.sha256 == *sha256)
+        {
+            state.components.remove(sha256);
+            state.compiled.remove(sha256);
+        }
+        Ok(())
+    }
+
+    fn count_upload(&self, tenant: &TenantName, most: u32, at: Moment) -> Result<UploadTurn, StoreError> {
+        let mut state = self.state();
+        Ok(state.uploads.entry(tenant.clone()).or_default().count(most, at))
+    }
+
+    fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError> {
+        Ok(self
+            .state()
+            .uploads
+            .get(tenant)
+            .map_or(0, |window| window.used(at)))
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {

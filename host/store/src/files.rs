@@ -58,7 +58,8 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-fn sync_folder(path: &Path) -> Result<(), StoreError> {
+/// Flushes the names of the files in a folder to disk.
+pub(crate) fn sync_folder(path: &Path) -> Result<(), StoreError> {
     File::open(path)
         .and_then(|folder| folder.sync_all())
         .map_err(|e| io(path, &e))
@@ -70,6 +71,14 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(io(path, &error)),
+    }
+}
+
+/// Removes a file, if it is there.
+pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io(path, &error)),
+        _ => Ok(()),
     }
 }
 
@@ -91,7 +100,8 @@ pub(crate) fn sweep(folder: &Path, unwanted: impl Fn(&OsStr) -> bool) -> Result<
     Ok(())
 }
 
-fn paths(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
+/// What is in a folder.
+pub(crate) fn paths(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let entries = fs::read_dir(folder).map_err(|e| io(folder, &e))?;
     entries
         .map(|entry| entry.map(|entry| entry.path()).map_err(|e| io(folder, &e)))

@@ -4,7 +4,7 @@ use crate::files;
 use crate::opening::open_sled;
 use parking_lot::Mutex;
 use portolan_base::Moment;
-use portolan_ports::{AuditRecord, StoreError};
+use portolan_ports::{AuditRecord, ChangeRecord, StoreError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sled::transaction::{ConflictableTransactionError, TransactionError, Transactional};
@@ -35,10 +35,12 @@ pub(crate) enum Table {
     Audit,
     /// Number, eight bytes big endian → a change that waits, or waited, for a second person.
     Proposals,
+    /// `<tenant>` → its uploads of the last hour.
+    Uploads,
 }
 
 impl Table {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Meta,
         Self::Versions,
         Self::Bindings,
@@ -47,6 +49,7 @@ impl Table {
         Self::Keys,
         Self::Audit,
         Self::Proposals,
+        Self::Uploads,
     ];
 
     const fn name(self) -> &'static str {
@@ -59,6 +62,7 @@ impl Table {
             Self::Keys => "keys",
             Self::Audit => "audit",
             Self::Proposals => "proposals",
+            Self::Uploads => "uploads",
         }
     }
 }
@@ -120,6 +124,29 @@ pub(crate) struct Deed {
     pub(crate) reason: String,
 }
 
+impl Deed {
+    /// The deed, which made a change of a binding.
+    pub(crate) fn changing(self, change: ChangeRecord) -> ChangingDeed {
+        ChangingDeed {
+            deed: self,
+            change: Some(change),
+        }
+    }
+}
+
+/// A deed, with the change of a binding where it made one.
+#[derive(Debug)]
+pub(crate) struct ChangingDeed {
+    deed: Deed,
+    change: Option<ChangeRecord>,
+}
+
+impl From<Deed> for ChangingDeed {
+    fn from(deed: Deed) -> Self {
+        Self { deed, change: None }
+    }
+}
+
 /// The right to change records, held while a change is decided on and written: what was read stays true meanwhile.
 #[derive(Debug)]
 pub(crate) struct Turn {
@@ -178,9 +205,10 @@ impl Ledger {
     pub(crate) fn commit(
         &self,
         turn: &mut Turn,
-        deed: Deed,
+        deed: impl Into<ChangingDeed>,
         mut writes: Vec<Write>,
     ) -> Result<(), StoreError> {
+        let ChangingDeed { deed, change } = deed.into();
         let line = AuditRecord {
             sequence: turn.next_sequence,
             at: deed.at,
@@ -188,6 +216,7 @@ impl Ledger {
             action: deed.action.to_owned(),
             subject: deed.subject,
             reason: deed.reason,
+            change,
         };
         writes.push(Write::new(Table::Audit, line.sequence.to_be_bytes(), &line)?);
         self.write(&writes)?;

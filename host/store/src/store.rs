@@ -13,8 +13,9 @@ use parking_lot::RwLock;
 use portolan_base::{Moment, Random, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    AuditRecord, BindingRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, RolloutDeed,
-    RolloutRecord, Scope, StoreError, TenantRecord, VersionRecord, VersionSignature,
+    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, Removal,
+    RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow, VersionRecord,
+    VersionSignature,
 };
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
@@ -145,6 +146,25 @@ impl SledStore {
         Ok(known.record)
     }
 
+    /// Whether a component and its artefact are there.
+    fn has_files(&self, sha256: &str) -> Result<bool, StoreError> {
+        let is_there = |path: PathBuf| path.try_exists().map_err(|e| files::io(&path, &e));
+        Ok(is_there(self.component_path(sha256)?)? && is_there(self.artefact_path(sha256)?)?)
+    }
+
+    /// Removes a component and its artefact when no version of any scope has them. Only called in a turn.
+    fn sweep_component(&self, sha256: &str) -> Result<(), StoreError> {
+        let versions: Vec<(_, StoredVersion)> = self.ledger.scan(Table::Versions, "")?;
+        if versions
+            .iter()
+            .any(|(_, version)| version.record.sha256 == sha256)
+        {
+            return Ok(());
+        }
+        files::remove(&self.artefact_path(sha256)?)?;
+        files::remove(&self.component_path(sha256)?)
+    }
+
     fn slot(&self, scope: &Scope, question: QuestionKind) -> Result<StoredSlot, StoreError> {
         self.slot_at(&slot_key(scope, question))
     }
@@ -161,7 +181,14 @@ impl PolicyStore for SledStore {
         files::write(&self.artefact_path(&sha256)?, &version.compiled)?;
         let key = version_key(&version.scope, version.question, &sha256);
         let mut turn = self.ledger.turn();
-        if let Some(known) = self.ledger.get::<StoredVersion>(Table::Versions, &key)? {
+        // The files may have gone, since the last version that had them was removed meanwhile.
+        if !self.has_files(&sha256)? {
+            self.keep_component(&sha256, &version.component)?;
+            files::write(&self.artefact_path(&sha256)?, &version.compiled)?;
+        }
+        let known: Option<StoredVersion> = self.ledger.get(Table::Versions, &key)?;
+        let signed = known.as_ref().map(|known| known.record.signatures.clone());
+        if let Some(known) = known.filter(|known| known.record.name == version.name) {
             return self.sign(&mut turn, (key, known), version);
         }
         let record = VersionRecord {
@@ -170,7 +197,7 @@ impl PolicyStore for SledStore {
             name: version.name,
             sha256,
             bytes: version.component.len() as u64,
-            signatures: version.signatures,
+            signatures: VersionSignature::merged(&signed.unwrap_or_default(), &version.signatures),
             actor: version.actor,
             reason: version.reason,
             at: version.at,
@@ -238,6 +265,7 @@ impl PolicyStore for SledStore {
             return Err(StoreError::NotFound(binding.subject()));
         }
         let slot = self.slot(&binding.scope, binding.question)?;
+        let change = ChangeRecord::between(slot.binding.as_ref(), Some(&binding));
         let generation = slot.generation + 1;
         let binding = BindingRecord {
             generation,
@@ -259,7 +287,7 @@ impl PolicyStore for SledStore {
             subject: binding.subject(),
             reason: binding.reason.clone(),
         };
-        self.ledger.commit(&mut turn, deed, writes)?;
+        self.ledger.commit(&mut turn, deed.changing(change), writes)?;
         Ok(binding)
     }
 
@@ -289,7 +317,8 @@ impl PolicyStore for SledStore {
             subject: binding.subject(),
             reason: reason.to_owned(),
         };
-        self.ledger.commit(&mut turn, deed, vec![write])
+        let change = ChangeRecord::between(Some(&binding), None);
+        self.ledger.commit(&mut turn, deed.changing(change), vec![write])
     }
 
     fn history(&self, scope: &Scope, question: QuestionKind) -> Result<Vec<BindingRecord>, StoreError> {
@@ -444,6 +473,46 @@ impl PolicyStore for SledStore {
     fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError> {
         let found = self.ledger.scan(Table::Proposals, "")?;
         Ok(found.into_iter().map(|(_, proposal)| proposal).collect())
+    }
+
+    fn remove_version(&self, removal: Removal) -> Result<(), StoreError> {
+        let mut turn = self.ledger.turn();
+        let (scope, question, sha256) = (&removal.scope, removal.question, &removal.sha256);
+        let key = version_key(scope, question, sha256);
+        let version: Option<StoredVersion> = self.ledger.get(Table::Versions, &key)?;
+        let version = version.ok_or_else(|| no_component(sha256))?.record;
+        let slot = self.slot(scope, question)?;
+        let bound = slot.binding.as_ref().map(|binding| &binding.sha256);
+        let trial = slot.rollout.as_ref().and_then(|rollout| rollout.trial.as_ref());
+        version.refuse_if_used(bound, trial.map(|trial| &trial.sha256))?;
+        let deed = Deed {
+            at: removal.at,
+            actor: removal.actor,
+            action: removal.cause.action(),
+            subject: version.subject(),
+            reason: removal.reason,
+        };
+        let write = Write::removal(Table::Versions, key);
+        self.ledger.commit(&mut turn, deed, vec![write])?;
+        // After a crash between the two, the next start removes what nothing names.
+        self.sweep_component(sha256)
+    }
+
+    fn count_upload(&self, tenant: &TenantName, most: u32, at: Moment) -> Result<UploadTurn, StoreError> {
+        let _turn = self.ledger.turn();
+        let key = tenant_key(tenant);
+        let mut window: UploadWindow = self.ledger.get(Table::Uploads, key)?.unwrap_or_default();
+        let counted = window.count(most, at);
+        if counted == UploadTurn::Counted {
+            self.ledger
+                .commit_unaudited(&[Write::new(Table::Uploads, key, &window)?])?;
+        }
+        Ok(counted)
+    }
+
+    fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError> {
+        let window: Option<UploadWindow> = self.ledger.get(Table::Uploads, tenant_key(tenant))?;
+        Ok(window.map_or(0, |window| window.used(at)))
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {

@@ -13,6 +13,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use portolan_base::TenantName;
 use portolan_decide::Budget;
 use portolan_policy::{QuestionKind, Scope};
@@ -49,16 +50,51 @@ pub(super) struct UploadQuery {
     name: Option<String>,
     #[serde(default)]
     config: String,
+    /// The configuration is so many bytes at the beginning of the body: a long one does not fit into a URL.
+    config_bytes: Option<usize>,
     #[serde(default)]
     reason: String,
     activate: Option<bool>,
+    /// A budget as JSON.
+    budget: Option<String>,
+}
+
+impl UploadQuery {
+    /// The configuration and the component.
+    fn parts(&self, mut body: Bytes) -> Result<(String, Bytes), RequestError> {
+        let Some(bytes) = self.config_bytes else {
+            return Ok((self.config.clone(), body));
+        };
+        let bad = |message: &str| RequestError::bad_field("config_bytes", message);
+        if !self.config.is_empty() {
+            return Err(bad(
+                "send the configuration in the query or at the beginning of the body, not both",
+            ));
+        }
+        if bytes > body.len() {
+            return Err(bad("config_bytes is more than the body has"));
+        }
+        let config = body.split_to(bytes);
+        let config = std::str::from_utf8(&config).map_err(|_| bad("the configuration is not UTF-8"))?;
+        Ok((config.to_owned(), body))
+    }
+
+    fn budget(&self) -> Result<Option<Budget>, RequestError> {
+        let parsed = self.budget.as_deref().map(serde_json::from_str).transpose();
+        parsed.map_err(|error| {
+            let message = format!(
+                "budget must be JSON such as {{\"window\": 100, \"max_fault_permille\": 50}}: {error}"
+            );
+            RequestError::bad_field("budget", message)
+        })
+    }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReasonQuery {
     #[serde(default)]
-    reason: String,
+    pub(super) reason: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -129,7 +165,15 @@ pub(super) async fn upload(
     let query = errors::query(query)?;
     let by = by(&actor, &query.reason)?;
     let turn = turn(&site, &slot.scope)?;
-    let component = body::read(component, COMPONENT_MAX_BYTES).await?;
+    let budget = query.budget()?;
+    if let Principal::Tenant(tenant) = auth::principal(&site, &headers)? {
+        let counted = on_desk(&site, Turn(None), move |desk| desk.count_upload(&tenant));
+        if let Err(error) = counted.await? {
+            return Ok(refusal(error));
+        }
+    }
+    let body = body::read(component, COMPONENT_MAX_BYTES).await?;
+    let (config, component) = query.parts(body)?;
     if component.is_empty() {
         return Err(RequestError::new(
             ErrorKind::BadRequest,
@@ -141,7 +185,8 @@ pub(super) async fn upload(
         slot,
         name,
         component,
-        config: query.config,
+        config,
+        budget,
         signature: signature(&headers)?,
     };
     let active = query.activate.unwrap_or(true);
@@ -334,7 +379,7 @@ pub(super) fn enter(
     Ok((PolicySlot::new(scope, question), actor))
 }
 
-fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, String), RequestError> {
+pub(super) fn scope(site: &Site, tenant: &str, headers: &HeaderMap) -> Result<(Scope, String), RequestError> {
     let key = auth::key(site, headers)?;
     let actor = key.actor();
     if tenant == PLATFORM {
@@ -461,7 +506,16 @@ pub(super) fn refusal(error: DeskError) -> Response {
         DeskError::NotYours(_) => RequestError::new(ErrorKind::Forbidden, text)
             .with_code("own_proposal")
             .into_response(),
-        DeskError::NotCompiled | DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
+        DeskError::TooManyUploads { frees_in, .. } => RequestError {
+            retry_after: Some(frees_in),
+            ..RequestError::new(ErrorKind::RateLimited, text)
+        }
+        .with_code("upload_quota")
+        .into_response(),
+        DeskError::StoreFull { .. } => RequestError::new(ErrorKind::Conflict, text)
+            .with_code("stored_quota")
+            .into_response(),
+        DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
             .with_code("policy_conflict")
             .into_response(),
         DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),

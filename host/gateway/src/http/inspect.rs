@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
-use portolan_base::RequestId;
+use portolan_base::{Moment, RequestId};
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
 use portolan_policy::NameTables;
 use portolan_ports::{AuditRecord, Principal, QuarantinedSet};
@@ -71,15 +71,42 @@ pub(super) async fn requests(
     )))
 }
 
+/// Which lines of the audit log are wanted.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct AuditQuery {
+    limit: Option<usize>,
+    /// Whose: a tenant, or `_platform`.
+    tenant: Option<String>,
+    /// Not older than so many seconds.
+    since_s: Option<u64>,
+}
+
+impl AuditQuery {
+    fn wants(&self, line: &AuditRecord, now: Moment) -> bool {
+        let age = now.0.saturating_sub(line.at.0) / 1_000_000;
+        self.since_s.is_none_or(|since| age <= since)
+            && self.tenant.as_deref().is_none_or(|tenant| line.is_about(tenant))
+    }
+}
+
 pub(super) async fn audit(
     State(site): State<Arc<Site>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<AuditQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Json<List<AuditRecord>>, RequestError> {
     auth::operator(&site, &headers)?;
-    let limit = errors::query(query)?.limit();
-    let store = Arc::clone(&site.parts.store);
-    let lines = tokio::task::spawn_blocking(move || store.audit(limit)).await;
+    let query = errors::query(query)?;
+    let limit = ListQuery { limit: query.limit }.limit();
+    let (store, now) = (Arc::clone(&site.parts.store), site.parts.clock.now());
+    // What is left out is read as well.
+    let read = if query.tenant.is_none() { limit } else { usize::MAX };
+    let chosen = move || {
+        let mut lines = store.audit(read)?;
+        lines.retain(|line| query.wants(line, now));
+        lines.truncate(limit);
+        Ok::<_, portolan_ports::StoreError>(lines)
+    };
+    let lines = tokio::task::spawn_blocking(chosen).await;
     let broken = |detail: String| {
         RequestError::new(ErrorKind::Internal, "the audit log could not be read").with_detail(detail)
     };

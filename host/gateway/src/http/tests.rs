@@ -5,6 +5,7 @@ mod admin;
 mod bad_input;
 mod cancel;
 mod narrowing;
+mod quotas;
 mod records;
 mod shapes;
 mod streams;

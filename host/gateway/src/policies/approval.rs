@@ -53,13 +53,13 @@ impl PolicyDesk {
             let done = Done::Bound(Box::new(uploaded.binding));
             return Ok(UploadDone { stored, done });
         }
-        let (slot, config) = (upload.slot.clone(), upload.config.clone());
+        let (slot, config, budget) = (upload.slot.clone(), upload.config.clone(), upload.budget);
         let stored = self.push(upload, by)?;
         let order = Order::Activate(Activation {
             slot,
             sha256: stored.version.sha256.clone(),
             config: Some(config),
-            budget: None,
+            budget,
         });
         let done = self.submit(order, by)?;
         Ok(UploadDone { stored, done })

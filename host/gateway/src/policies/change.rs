@@ -51,14 +51,16 @@ impl PolicyDesk {
         let proven = self.prove(&upload)?;
         let name = upload.name.clone();
         let config = upload.config.clone();
+        let budget = upload.budget;
         let slot = upload.slot.clone();
         let _changing = self.changing.lock();
-        let version = self.keep(upload, (proven.compiled, proven.signatures), by)?;
+        let made = (proven.compiled, proven.signatures);
+        let version = self.keep(upload, (&proven.report.sha256, made), by)?;
         let new = NewBinding {
             name,
             sha256: version.sha256.clone(),
             config,
-            budget: None,
+            budget,
             how: BindingChange::Activate,
         };
         let binding = self.bind(&slot, (new, proven.policy), by)?;
@@ -72,7 +74,9 @@ impl PolicyDesk {
     /// Keeps a component without making it active.
     pub fn push(&self, upload: Upload, by: &By) -> Result<Stored, DeskError> {
         let proven = self.prove(&upload)?;
-        let version = self.keep(upload, (proven.compiled, proven.signatures), by)?;
+        let _changing = self.changing.lock();
+        let made = (proven.compiled, proven.signatures);
+        let version = self.keep(upload, (&proven.report.sha256, made), by)?;
         Ok(Stored {
             version,
             report: proven.report,
@@ -110,9 +114,16 @@ impl PolicyDesk {
         let version = versions.find(|version| version.sha256 == sha256);
         let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
         let mut history = self.history(slot)?.into_iter().rev();
-        Ok(history
-            .find(|binding| binding.sha256 == sha256)
-            .map_or((version.name, String::new()), |last| (last.name, last.config)))
+        let Some(last) = history.find(|binding| binding.sha256 == sha256) else {
+            return Ok((version.name, String::new()));
+        };
+        // The same component may have come again since, under another name.
+        let name = if last.at < version.at {
+            version.name
+        } else {
+            last.name
+        };
+        Ok((name, last.config))
     }
 
     /// Removes a binding: from then on the platform's policy answers, or the built-in one.
@@ -147,6 +158,9 @@ impl PolicyDesk {
             return Err(DeskError::Rejected(report));
         }
         let signatures = self.check_upload(upload, &mut report)?;
+        if let Some(budget) = &upload.budget {
+            budget.check()?;
+        }
         let compiled = Bytes::from(self.parts.loader.compile(&upload.component)?);
         let binding = self.binding(&upload.slot, &upload.name, &report.sha256, &upload.config);
         let policy = self
@@ -193,20 +207,15 @@ impl PolicyDesk {
         Ok(loader.load(&binding, &component, Some(&compiled))?)
     }
 
-    /// Compiles a stored version for this host and keeps what came of it.
-    pub(super) fn compile_stored(&self, sha256: &str) -> Result<(), DeskError> {
-        let component = self.parts.store.component(sha256)?;
-        let compiled = self.parts.loader.compile(&component)?;
-        Ok(self.parts.store.put_compiled(sha256, &compiled)?)
-    }
-
+    /// Tells the store of a component, and prunes what made room for it. Only called while `changing` is held.
     fn keep(
         &self,
         upload: Upload,
-        (compiled, signatures): (Bytes, Vec<VersionSignature>),
+        (sha256, (compiled, signatures)): (&str, (Bytes, Vec<VersionSignature>)),
         by: &By,
     ) -> Result<VersionRecord, DeskError> {
-        Ok(self.parts.store.put_version(NewVersion {
+        let room = self.room_for(&upload.slot, (sha256, upload.component.len() as u64))?;
+        let version = self.parts.store.put_version(NewVersion {
             scope: upload.slot.scope,
             question: upload.slot.question,
             name: upload.name,
@@ -216,7 +225,9 @@ impl PolicyDesk {
             actor: by.actor.clone(),
             reason: by.reason.clone(),
             at: self.parts.clock.now(),
-        })?)
+        })?;
+        self.prune(room);
+        Ok(version)
     }
 
     /// Tells the store of a binding and puts the policy in place. Only called while `changing` is held.

@@ -3,7 +3,8 @@
 use super::PolicySlot;
 use portolan_base::id::NameError;
 use portolan_decide::rollout::BadBudget;
-use portolan_ports::{HoldRecord, PolicyRejection, PolicyReport, StoreError};
+use portolan_ports::{HoldRecord, PolicyRejection, PolicyReport, Quotas, StoreError};
+use std::time::Duration;
 
 /// Longest configuration of a binding in bytes, as the policy contract says.
 pub(super) const CONFIG_MAX_BYTES: usize = 64 << 10;
@@ -40,15 +41,43 @@ pub enum DeskError {
     /// Who asks may not decide.
     #[error("{0}")]
     NotYours(String),
-    /// It must be compiled for this host first, which was not asked for.
-    #[error("the version is not compiled for this host yet; the fallback answers until it is")]
-    NotCompiled,
+    /// The tenant sent as many components as it may.
+    #[error(
+        "this tenant may upload {most} components an hour, refused ones included; the next is taken in {} min; a stored \
+         version can be activated at any time",
+        minutes(.frees_in)
+    )]
+    TooManyUploads {
+        /// How many it may send.
+        most: u32,
+        /// When one more is taken.
+        frees_in: Duration,
+    },
+    /// Nothing more of the tenant's is kept.
+    #[error(
+        "{bytes} bytes more do not fit: {} versions with {} bytes are bound, on trial, or what a roll-back would go to, and \
+         {} versions with {} bytes are kept altogether; unbind or remove versions (`portolan policy remove`), or ask the \
+         operator for a larger quota",
+        .needed.0, .needed.1, .quotas.stored_versions, .quotas.stored_bytes
+    )]
+    StoreFull {
+        /// Size of what was sent.
+        bytes: u64,
+        /// Versions that cannot be pruned, and their bytes.
+        needed: (u64, u64),
+        /// What the tenant may keep.
+        quotas: Quotas,
+    },
     /// It does not fit what is there.
     #[error("{0}")]
     Conflict(String),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
+}
+
+fn minutes(time: &Duration) -> u64 {
+    time.as_secs().div_ceil(60)
 }
 
 fn because(reason: &str) -> String {
@@ -62,6 +91,7 @@ impl From<StoreError> for DeskError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::NotFound(what) => Self::NotFound(what),
+            error @ StoreError::InUseVersion { .. } => Self::Conflict(error.to_string()),
             error => Self::Store(error),
         }
     }

@@ -88,6 +88,8 @@ pub struct Upload {
     pub config: String,
     /// The text of its signatures, see [`portolan_ports::VersionSignature::read_all`]; empty: it has none.
     pub signature: String,
+    /// What it may cost before the version before it comes back; `None`: whatever it costs. A push does not keep it.
+    pub budget: Option<Budget>,
 }
 
 /// A stored version to be made active.

@@ -9,6 +9,7 @@ use portolan_decide::{Trial, TrialStage};
 use portolan_ports::{
     BindingChange, BindingRecord, HoldRecord, RolloutChange, RolloutDeed, RolloutRecord, TrialRecord,
 };
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// What was done about a spent budget.
@@ -115,7 +116,11 @@ impl PolicyDesk {
         RollBack { slot, to }: &RollBack,
         bound: Option<&BindingRecord>,
     ) -> Result<BindingRecord, DeskError> {
-        let history = self.history(slot)?;
+        // What was pruned or removed since cannot come back.
+        let versions = self.versions(slot)?.into_iter();
+        let stored: HashSet<String> = versions.map(|version| version.sha256).collect();
+        let mut history = self.history(slot)?;
+        history.retain(|binding| stored.contains(&binding.sha256));
         let earlier = match to {
             Some(sha256) => history.iter().rev().find(|binding| binding.sha256 == *sha256),
             None => before(&history, bound.is_some()),

@@ -65,7 +65,9 @@ impl PolicyDesk {
     pub fn observe(&self, record: &PathRecord) -> Vec<Breach> {
         let mut tallies = self.tallies.lock();
         let mut breaches = Vec::new();
+        let mut used = self.used.lock();
         for call in &record.policies {
+            used.count(call, record, false);
             let Some((slot, tally)) = tallies.of(call, record) else {
                 continue;
             };
@@ -89,7 +91,9 @@ impl PolicyDesk {
     /// Counts what the shadows of a request would have done.
     pub fn observe_shadows(&self, record: &PathRecord, shadows: &[ShadowRecord]) {
         let mut tallies = self.tallies.lock();
+        let mut used = self.used.lock();
         for shadow in shadows {
+            used.count(&shadow.call, record, true);
             if let Some((_, tally)) = tallies.of(&shadow.call, record) {
                 tally.counts.shadow_calls += 1;
                 tally.counts.shadow_faults += u64::from(shadow.call.outcome != "ok");

@@ -40,6 +40,7 @@ pub(super) fn upload(slot: PolicySlot, component: &str) -> Upload {
         component: component.to_owned().into(),
         config: String::new(),
         signature: String::new(),
+        budget: None,
     }
 }
 

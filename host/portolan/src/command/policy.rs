@@ -23,6 +23,10 @@ use portolan_ports::{Finding, Severity};
 use serde_json::Value;
 use std::path::Path;
 
+/// Longest configuration sent within the URL; a longer one goes at the beginning of the body. Servers and proxies take
+/// URLs of some 8 kB.
+const CONFIG_IN_URL_BYTES: usize = 2048;
+
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
         PolicyCommand::New(args) => super::authoring::new(args, as_json),
@@ -46,6 +50,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             config,
             reason,
             inactive,
+            budget,
             server,
         } => {
             let name = name.map_or_else(|| name_of(&file), Ok);
@@ -54,15 +59,18 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             let signatures = super::signing::beside(&file);
             let pushed = name.and_then(|name| {
                 let config = config_text(&config)?;
-                let query = [
-                    ("name", &*name),
-                    ("config", &*config),
-                    ("reason", &*reason),
-                    ("activate", active),
-                ];
-                client(&server)
-                    .put_signed(&path(&slot), &query, (&component?, &signatures?))
-                    .map_err(|e| refused(&e))
+                let mut body = component?;
+                let length = config.len().to_string();
+                let mut query = vec![("name", &*name), ("reason", &*reason), ("activate", active)];
+                if config.len() > CONFIG_IN_URL_BYTES {
+                    query.push(("config_bytes", &*length));
+                    body.splice(..0, config.bytes());
+                } else {
+                    query.push(("config", &*config));
+                }
+                query.extend(budget.as_deref().map(|budget| ("budget", budget)));
+                let reply = client(&server).put_signed(&path(&slot), &query, (&body, &signatures?));
+                reply.map_err(|e| refused(&e))
             });
             finish(pushed, as_json, &said_of_upload)
         }
@@ -70,6 +78,23 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             let listed = client(&server).get(&format!("/v1/portolan/tenants/{tenant}/policies"));
             finish(listed.map_err(|e| refused(&e)), as_json, &said_of_list)
         }
+        PolicyCommand::Unbind { slot, reason, server } => {
+            let gone = client(&server).delete(&path(&slot), &[("reason", &*reason)]);
+            finish(gone.map_err(|e| refused(&e)), as_json, &said_of_unbinding)
+        }
+        PolicyCommand::Remove {
+            slot,
+            version,
+            reason,
+            server,
+        } => {
+            let place = format!("{}/versions/{version}", path(&slot));
+            let gone = client(&server).delete(&place, &[("reason", &*reason)]);
+            finish(gone.map_err(|e| refused(&e)), as_json, &|_| {
+                vec![format!("{version} is removed")]
+            })
+        }
+        PolicyCommand::Audit(args) => super::usage::audit(&args, as_json),
         PolicyCommand::Activate {
             slot,
             version,
@@ -138,20 +163,44 @@ fn said_of_upload(body: &Value) -> Vec<String> {
     out
 }
 
+fn said_of_unbinding(body: &Value) -> Vec<String> {
+    let said = match body["proposal"]["id"].as_u64() {
+        Some(id) => format!("proposal {id} waits for a second operator"),
+        None => "unbound; the platform's policy or the built-in one answers".to_owned(),
+    };
+    vec![said]
+}
+
 fn said_of_list(body: &Value) -> Vec<String> {
     let mut out = Vec::new();
     for slot in body["policies"].as_array().into_iter().flatten() {
         let active = slot["binding"]["sha256"].as_str();
+        let trial = &slot["rollout"]["trial"];
+        let on_trial = trial["sha256"].as_str();
         out.push(slot["question"].as_str().unwrap_or("?").to_owned());
         for version in slot["versions"].as_array().into_iter().flatten() {
             let sha = version["sha256"].as_str().unwrap_or("?");
-            let mark = if Some(sha) == active { "*" } else { " " };
-            let (name, actor) = (
-                version["name"].as_str().unwrap_or("?"),
-                version["actor"].as_str().unwrap_or("?"),
+            let state = match () {
+                () if Some(sha) == active => "active",
+                () if Some(sha) == on_trial => trial["stage"].as_str().unwrap_or("on trial"),
+                () => "",
+            };
+            let text = |key: &str| version[key].as_str().unwrap_or("?");
+            let said = format!(
+                "  {} {state:<7} {:<20} {} {:>9} bytes  by {}",
+                short(sha),
+                text("name"),
+                super::usage::when(&version["at"]),
+                version["bytes"],
+                text("actor")
             );
-            let signed = signed_by(version);
-            out.push(format!("  {mark} {}  {name:<20} by {actor}{signed}", short(sha)));
+            let reason = text("reason");
+            let said = said + &signed_by(version);
+            out.push(if reason.is_empty() {
+                said
+            } else {
+                format!("{said}: {reason}")
+            });
         }
         let findings = slot["signature_findings"].clone();
         let findings: Vec<Finding> = serde_json::from_value(findings).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Whom policies may come from, and who must agree to a change: the keys `policies`, `tenants[].signing_keys` and
 //! `operator_keys`.
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, QuotaConfig};
 use crate::signing::{self, KeyBook, PublicKey, Trust, TrustedKey};
 use portolan_base::OperatorName;
 use portolan_gateway::policies::FourEyes;
@@ -72,6 +72,9 @@ pub struct PoliciesConfig {
     /// For how long it can be approved.
     #[serde(default = "a_day")]
     pub proposal_hours: u32,
+    /// Quotas of every tenant that names none of its own.
+    #[serde(default)]
+    pub quotas: QuotaConfig,
 }
 
 impl Default for PoliciesConfig {
@@ -81,6 +84,7 @@ impl Default for PoliciesConfig {
             signing_keys: Vec::new(),
             four_eyes: false,
             proposal_hours: a_day(),
+            quotas: QuotaConfig::default(),
         }
     }
 }

@@ -161,7 +161,7 @@ pub(super) fn host_loader(
 /// What policies keep between calls, beside the store.
 pub(super) fn open_state(config: &Config, clock: &Arc<dyn Clock>) -> Result<Arc<SledState>, StoreError> {
     let folder = config.data_dir.join("state");
-    SledState::open(&folder, StateQuota::default(), Arc::clone(clock)).map(Arc::new)
+    SledState::open(&folder, config.quotas(), Arc::clone(clock)).map(Arc::new)
 }
 
 /// Brings the store's tenants and keys in line with the configuration; what is there already is left alone, so that a

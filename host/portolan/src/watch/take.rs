@@ -117,6 +117,7 @@ fn hand_over(
         component,
         config: config.clone(),
         signature: signature.clone(),
+        budget: None,
     };
     if let Some(version) = known {
         let in_force = desk

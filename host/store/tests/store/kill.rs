@@ -1,14 +1,17 @@
 //! What was acknowledged survives `kill -9`. The test binary starts itself as the process that is killed.
 
 use crate::harness::{Dice, assert_audit_is_whole, binding, version};
-use portolan_base::{Moment, Random};
+use portolan_base::{Clock, Moment, Random};
 use portolan_policy::QuestionKind;
-use portolan_ports::{BindingRecord, PolicyStore, Scope, VersionRecord};
-use portolan_store::SledStore;
+use portolan_ports::{
+    BindingRecord, Entry, PolicyState, PolicyStore, QuotaBook, Scope, StateSpace, VersionRecord,
+};
+use portolan_store::{SledState, SledStore};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 const FOLDER: &str = "PORTOLAN_TEST_STORE_FOLDER";
 const ROUND: &str = "PORTOLAN_TEST_STORE_ROUND";
@@ -149,4 +152,100 @@ fn assert_each_change_is_whole(store: &SledStore, versions: &[VersionRecord], hi
     let found: BTreeMap<_, _> = bindings.into_iter().map(|b| (b.question, b.subject())).collect();
     assert_eq!(found, in_force, "the bindings in force are what the log says");
     assert_audit_is_whole(store, log.len());
+}
+
+const STATE_FOLDER: &str = "PORTOLAN_TEST_STATE_FOLDER";
+const FLUSHED: &str = "flushed ";
+/// So many that the disk is begun anew every second or third flush.
+const STATE_KEYS: u64 = 12_000;
+
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Moment {
+        Moment(0)
+    }
+}
+
+fn open_state(folder: &Path) -> SledState {
+    SledState::open(folder, QuotaBook::default(), Arc::new(Still)).unwrap()
+}
+
+fn state_space() -> StateSpace {
+    StateSpace {
+        scope: Scope::Platform,
+        policy: "p".into(),
+    }
+}
+
+/// Not a test by itself: writes policy state until it is killed, and says what was flushed.
+#[test]
+fn write_state_until_killed() {
+    let Ok(folder) = std::env::var(STATE_FOLDER) else {
+        return;
+    };
+    let first: u64 = std::env::var(ROUND).unwrap().parse().unwrap();
+    let state = open_state(Path::new(&folder));
+    let mut out = std::io::stdout().lock();
+    for value in first.. {
+        for key in 0..STATE_KEYS {
+            let key = format!("key-{key}");
+            let entry = Entry {
+                key: &key,
+                value,
+                ttl: None,
+            };
+            assert!(state.set(&state_space(), entry, Moment(0)));
+        }
+        state.flush().unwrap();
+        writeln!(out, "\n{FLUSHED}{value}.").unwrap();
+    }
+}
+
+#[test]
+fn state_that_was_flushed_survives_kill_9_while_the_disk_is_begun_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let dice = Dice::seeded(20_260_102);
+    let mut flushed = 0;
+    for _ in 0..8 {
+        let test = "kill::write_state_until_killed";
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(STATE_FOLDER, folder.path())
+            .env(ROUND, (flushed + 1).to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut hear = |line: &str| {
+            let value = line.strip_prefix(FLUSHED).and_then(|rest| rest.strip_suffix('.'));
+            flushed = value.map_or(flushed, |value| value.parse().unwrap());
+            value.is_some()
+        };
+        let mut heard = 0;
+        while heard < 2 + dice.next_u64() % 3 {
+            heard += u64::from(hear(&lines.next().expect("the writer ended by itself").unwrap()));
+        }
+        for _ in 0..dice.next_u64() % 20_000_000 {
+            std::hint::spin_loop();
+        }
+        child.kill().unwrap();
+        assert!(!child.wait().unwrap().success());
+        for line in lines.map_while(Result::ok) {
+            hear(&line);
+        }
+        let state = open_state(folder.path());
+        for key in 0..STATE_KEYS {
+            let found = state.get(&state_space(), &format!("key-{key}"), Moment(0));
+            assert!(
+                found.is_some_and(|found| found >= flushed),
+                "key {key}: {found:?} after {flushed}"
+            );
+        }
+    }
+    let current = std::fs::read_to_string(folder.path().join("current")).unwrap();
+    assert!(
+        current.parse::<u64>().unwrap() > 1,
+        "the disk was never begun anew"
+    );
 }

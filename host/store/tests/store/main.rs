@@ -12,7 +12,9 @@ mod trust;
 use harness::{Dice, binding, tenant, version};
 use portolan_base::{Moment, TenantName};
 use portolan_policy::QuestionKind;
-use portolan_ports::{KeyRecord, PolicyStore, Principal, Scope, StoreError};
+use portolan_ports::{
+    KeyRecord, PolicyStore, Principal, Removal, RemovalCause, Scope, StoreError, UploadTurn,
+};
 use portolan_store::SledStore;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -397,5 +399,125 @@ fn a_store_of_a_later_release_is_not_opened() {
     assert!(
         matches!(error, StoreError::NewerSchema { found: 2, known: 1 }),
         "{error}"
+    );
+}
+
+fn removal(record: &portolan_ports::VersionRecord) -> Removal {
+    Removal {
+        scope: record.scope.clone(),
+        question: record.question,
+        sha256: record.sha256.clone(),
+        cause: RemovalCause::Asked,
+        actor: "op".into(),
+        reason: "a test".into(),
+        at: Moment(9),
+    }
+}
+
+#[test]
+fn the_bytes_go_with_the_last_version_that_has_them_and_a_needed_version_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let of = |tenant: &str| Scope::Tenant(TenantName::new(tenant).unwrap());
+    let acme = store
+        .put_version(version(of("acme"), QUESTION, "same", 1))
+        .unwrap();
+    let globex = store
+        .put_version(version(of("globex"), QUESTION, "same", 2))
+        .unwrap();
+    assert_eq!(acme.sha256, globex.sha256);
+    let bound = store.bind(binding(&globex, 3)).unwrap();
+    store.remove_version(removal(&acme)).unwrap();
+    assert!(store.versions(&of("acme"), QUESTION).unwrap().is_empty());
+    assert_eq!(store.component(&globex.sha256).unwrap(), "component same");
+    assert!(store.compiled(&globex.sha256).unwrap().is_some());
+    let kept = store.remove_version(removal(&globex));
+    assert!(
+        matches!(&kept, Err(StoreError::InUseVersion { why, .. }) if why.contains("unbind")),
+        "{kept:?}"
+    );
+    store.unbind(&bound.scope, QUESTION, "op", "", Moment(4)).unwrap();
+    store.remove_version(removal(&globex)).unwrap();
+    assert!(matches!(
+        store.component(&globex.sha256),
+        Err(StoreError::NotFound(_))
+    ));
+    assert_eq!(store.compiled(&globex.sha256).unwrap(), None);
+    for folder in ["components", "artefacts"].map(|name| folder.path().join(name)) {
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 0);
+    }
+    assert_eq!(store.audit(1).unwrap()[0].action, "policy.remove");
+    store
+        .put_version(version(of("acme"), QUESTION, "same", 5))
+        .unwrap();
+    assert_eq!(store.component(&globex.sha256).unwrap(), "component same");
+}
+
+#[test]
+fn uploads_are_counted_across_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let acme = TenantName::new("acme").unwrap();
+    let store = open(folder.path());
+    assert_eq!(
+        store.count_upload(&acme, 1, Moment(0)).unwrap(),
+        UploadTurn::Counted
+    );
+    drop(store);
+    let store = open(folder.path());
+    assert_eq!(store.uploads(&acme, Moment(1)).unwrap(), 1);
+    assert!(matches!(
+        store.count_upload(&acme, 1, Moment(1)).unwrap(),
+        UploadTurn::Full(_)
+    ));
+    let hour_later = Moment(3_660_000_000);
+    assert_eq!(
+        store.count_upload(&acme, 1, hour_later).unwrap(),
+        UploadTurn::Counted
+    );
+}
+
+#[test]
+fn an_audit_line_holds_what_was_bound_before_and_since_with_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    let first = store
+        .put_version(version(Scope::Platform, QUESTION, "one", 1))
+        .unwrap();
+    let second = store
+        .put_version(version(Scope::Platform, QUESTION, "two", 2))
+        .unwrap();
+    store.bind(binding(&first, 3)).unwrap();
+    let long = portolan_ports::BindingRecord {
+        config: "\u{e9}".repeat(30_000),
+        ..binding(&second, 4)
+    };
+    store.bind(long).unwrap();
+    store
+        .unbind(&Scope::Platform, QUESTION, "op", "", Moment(5))
+        .unwrap();
+    let changes: Vec<_> = store
+        .audit(3)
+        .unwrap()
+        .into_iter()
+        .map(|line| line.change.unwrap())
+        .collect();
+    let [gone, rebound, bound] = &changes[..] else {
+        panic!("{changes:?}")
+    };
+    assert_eq!(
+        (&bound.previous, bound.next.as_ref()),
+        (&None, Some(&first.sha256))
+    );
+    assert_eq!(bound.config.as_deref(), Some("{\"at\":3}"));
+    assert_eq!(rebound.previous.as_ref(), Some(&first.sha256));
+    assert_eq!(
+        rebound.config.as_ref().map(String::len),
+        Some(4096),
+        "a long configuration is cut"
+    );
+    assert_eq!(rebound.config_sha256.as_ref().map(String::len), Some(64));
+    assert_eq!(
+        (gone.previous.as_ref(), &gone.next),
+        (Some(&second.sha256), &None)
     );
 }

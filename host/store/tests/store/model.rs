@@ -4,8 +4,8 @@ use crate::harness::{Dice, binding, tenant, trial_of, version};
 use portolan_base::{Moment, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    HoldRecord, KeyRecord, MemoryStore, PolicyStore, Principal, RolloutChange, RolloutDeed, RolloutRecord,
-    Scope, StoreError, TrialRecord, VersionRecord,
+    HoldRecord, KeyRecord, MemoryStore, NewVersion, PolicyStore, Principal, Removal, RemovalCause,
+    RolloutChange, RolloutDeed, RolloutRecord, Scope, StoreError, TrialRecord, VersionRecord,
 };
 use portolan_store::SledStore;
 use proptest::prelude::*;
@@ -22,6 +22,20 @@ enum Step {
         scope: u8,
         question: u8,
         component: u8,
+    },
+    Rename {
+        scope: u8,
+        question: u8,
+        component: u8,
+    },
+    Remove {
+        scope: u8,
+        question: u8,
+        component: u8,
+    },
+    Upload {
+        tenant: u8,
+        most: u32,
     },
     Unbind {
         scope: u8,
@@ -53,6 +67,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Put { scope, question, component }),
         4 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Bind { scope, question, component }),
+        1 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Rename { scope, question, component }),
+        2 => (slot.clone(), 0..4_u8).prop_map(|((scope, question), component)| Step::Remove { scope, question, component }),
+        1 => (0..2_u8, 0..4_u32).prop_map(|(tenant, most)| Step::Upload { tenant, most }),
         2 => (slot.clone(), prop::option::of(0..4_u8), any::<bool>())
             .prop_map(|((scope, question), trial, pinned)| Step::Rollout { scope, question, trial, pinned }),
         2 => slot.prop_map(|(scope, question)| Step::Unbind { scope, question }),
@@ -110,6 +127,47 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
                 .bind(wanted)
                 .map(|binding| format!("{binding:?}"))
                 .map_err(shown)
+        }
+        Step::Rename {
+            scope: s,
+            question: q,
+            component,
+        } => {
+            let new = version(scope(s), question(q), &format!("c{component}"), at);
+            let other = "other".into();
+            let stored = store.put_version(NewVersion { name: other, ..new });
+            stored.map(|record| format!("{record:?}")).map_err(shown)
+        }
+        Step::Remove {
+            scope: s,
+            question: q,
+            component,
+        } => {
+            let sha256 = record(s, q, component).sha256;
+            let removal = Removal {
+                scope: scope(s),
+                question: question(q),
+                sha256: sha256.clone(),
+                cause: RemovalCause::Asked,
+                actor: "op".into(),
+                reason: String::new(),
+                at: Moment(at),
+            };
+            let removed = store.remove_version(removal).map_err(shown)?;
+            let left = (
+                store.component(&sha256).is_ok(),
+                store.compiled(&sha256).map_err(shown)?.is_some(),
+            );
+            Ok(format!("{removed:?} {left:?}"))
+        }
+        Step::Upload { tenant, most } => {
+            let tenant = TenantName::new(&format!("t{tenant}")).unwrap();
+            let at = Moment(at * 20 * 60_000_000);
+            let turn = store.count_upload(&tenant, most, at).map_err(shown)?;
+            Ok(format!(
+                "{turn:?}, {}",
+                store.uploads(&tenant, at).map_err(shown)?
+            ))
         }
         Step::Unbind {
             scope: s,

@@ -16,7 +16,7 @@ use portolan_decide::{FleetView, InstanceView, SiteIndex, SiteView};
 use portolan_policy::{NameTables, SiteEntry};
 use portolan_ports::{
     Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet,
-    KeyRecord, MemoryStore, NoLinks, PolicyStore, Principal, Role, TenantRecord,
+    KeyRecord, MemoryStore, NoLinks, PolicyStore, Principal, QuotaBook, Quotas, Role, TenantRecord,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -77,6 +77,11 @@ impl App {
     /// An app whose desk has further rules.
     pub(super) fn ruled(rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
         Self::made_of(FakeText::new(), Limits::default(), rules)
+    }
+
+    /// An app that holds every tenant to these quotas.
+    pub(super) fn bounded(quotas: Quotas) -> Self {
+        Self::ruled(|desk| desk.with_quotas(QuotaBook::new(quotas, BTreeMap::new())))
     }
 
     fn made_of(text: FakeText, limits: Limits, rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {

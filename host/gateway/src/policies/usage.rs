@@ -1,0 +1,133 @@
+//! What a tenant used: what the desk counted since the host started, and what the store and the state hold.
+
+use super::{DeskError, PolicyDesk, PolicySlot};
+use portolan_decide::{PathRecord, PolicyRecord};
+use portolan_policy::{PolicySource, QuestionKind, Scope};
+use portolan_ports::StateUsed;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What one policy did at this host since it started, over all its versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PolicyUse {
+    /// Calls that counted for a request.
+    pub calls: u64,
+    /// Those that ended in a fault, so that the question's fallback answered.
+    pub faults: u64,
+    /// Calls as a shadow.
+    pub shadow_calls: u64,
+    /// Fuel of all calls.
+    pub fuel: u64,
+    /// Microseconds of all calls.
+    pub micros: u64,
+}
+
+/// One policy with what it did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicyUsage {
+    /// The question it answers.
+    pub question: QuestionKind,
+    /// The policy's name.
+    pub name: String,
+    /// What it did.
+    #[serde(flatten)]
+    pub used: PolicyUse,
+}
+
+/// A quantity and how much of it there may be; no limit where there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// What is used.
+    pub used: u64,
+    /// The most that may be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+/// What a scope used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Each policy that was asked since the host started.
+    pub policies: Vec<PolicyUsage>,
+    /// Components sent with the tenant's own keys in the last hour.
+    pub uploads_last_hour: Share,
+    /// Versions kept.
+    pub stored_versions: Share,
+    /// Bytes of their components.
+    pub stored_bytes: Share,
+    /// Keys its policies keep.
+    pub state_keys: Share,
+    /// Bytes of those keys and their values.
+    pub state_bytes: Share,
+}
+
+/// What each policy did, by scope.
+#[derive(Debug, Default)]
+pub(super) struct Ledger(BTreeMap<Scope, BTreeMap<(QuestionKind, String), PolicyUse>>);
+
+impl Ledger {
+    /// Counts a call; what the built-in policies do is nobody's use.
+    pub(super) fn count(&mut self, call: &PolicyRecord, record: &PathRecord, is_shadow: bool) {
+        let scope = match call.source {
+            PolicySource::BuiltIn => return,
+            PolicySource::Platform => Scope::Platform,
+            PolicySource::Tenant => Scope::Tenant(record.tenant.clone()),
+        };
+        let policies = self.0.entry(scope).or_default();
+        let used = policies.entry((call.question, call.name.clone())).or_default();
+        if is_shadow {
+            used.shadow_calls += 1;
+        } else {
+            used.calls += 1;
+            used.faults += u64::from(call.outcome != "ok");
+        }
+        used.fuel += call.fuel.unwrap_or(0);
+        used.micros += call.micros;
+    }
+
+    fn of(&self, scope: &Scope) -> Vec<PolicyUsage> {
+        let policies = self.0.get(scope).into_iter().flatten();
+        policies
+            .map(|((question, name), used)| PolicyUsage {
+                question: *question,
+                name: name.clone(),
+                used: *used,
+            })
+            .collect()
+    }
+}
+
+impl PolicyDesk {
+    /// What a scope used.
+    pub fn usage(&self, scope: &Scope) -> Result<Usage, DeskError> {
+        let quotas = self.quotas.of(scope);
+        let (mut versions, mut bytes) = (0, 0);
+        for question in QuestionKind::ALL {
+            for version in self.versions(&PolicySlot::new(scope.clone(), question))? {
+                versions += 1;
+                bytes += version.bytes;
+            }
+        }
+        let uploads = match scope {
+            Scope::Platform => 0,
+            Scope::Tenant(tenant) => self.parts.store.uploads(tenant, self.parts.clock.now())?,
+        };
+        let state = self.state.as_ref();
+        let state = state.map_or(StateUsed::default(), |state| state.used(scope));
+        Ok(Usage {
+            policies: self.used.lock().of(scope),
+            uploads_last_hour: share(uploads.into(), quotas.uploads_per_hour.into(), u32::MAX.into()),
+            stored_versions: share(versions, quotas.stored_versions.into(), u32::MAX.into()),
+            stored_bytes: share(bytes, quotas.stored_bytes, u64::MAX),
+            state_keys: share(state.keys, quotas.state_keys, u64::MAX),
+            state_bytes: share(state.bytes, quotas.state_bytes, u64::MAX),
+        })
+    }
+}
+
+fn share(used: u64, limit: u64, boundless: u64) -> Share {
+    Share {
+        used,
+        limit: (limit < boundless).then_some(limit),
+    }
+}

@@ -1,0 +1,281 @@
+//! `portolan tenant usage`, `portolan policy audit`, `portolan fleet` and `portolan request list`: what a running host knows.
+
+use super::output::Failure;
+use super::policy::{client, finish, refused};
+use super::request::short;
+use super::{ServerArgs, TenantCommand};
+use clap::Args;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Audit lines asked for when none are named by `--limit`: as many as the host gives.
+const LINES_MAX: usize = 1000;
+
+/// Options of `policy audit`.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// Only lines about this tenant; `_platform` for the platform.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only the last so much time, such as 30m, 1h or 7d.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    since: Option<Duration>,
+    /// At most so many lines.
+    #[arg(long, default_value_t = LINES_MAX)]
+    limit: usize,
+    /// The running host.
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// Options of lists.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// At most so many lines.
+    #[arg(long, default_value_t = 20)]
+    limit: usize,
+    /// The running host.
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+pub(super) fn tenant(command: TenantCommand, as_json: bool) -> Result<(), Failure> {
+    let TenantCommand::Usage { tenant, server } = command;
+    let used = client(&server).get(&format!("/v1/portolan/tenants/{tenant}/usage"));
+    finish(used.map_err(|e| refused(&e)), as_json, &said_of_usage)
+}
+
+pub(super) fn audit(args: &AuditArgs, as_json: bool) -> Result<(), Failure> {
+    let mut path = format!("/v1/portolan/audit?limit={}", args.limit);
+    if let Some(tenant) = &args.tenant {
+        path.push_str(&format!("&tenant={tenant}"));
+    }
+    if let Some(since) = args.since {
+        path.push_str(&format!("&since_s={}", since.as_secs()));
+    }
+    let lines = client(&args.server).get(&path);
+    finish(lines.map_err(|e| refused(&e)), as_json, &said_of_audit)
+}
+
+pub(super) fn fleet(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
+    let fleet = client(server).get("/v1/portolan/fleet");
+    finish(fleet.map_err(|e| refused(&e)), as_json, &said_of_fleet)
+}
+
+pub(super) fn requests(args: &ListArgs, as_json: bool) -> Result<(), Failure> {
+    let listed = client(&args.server).get(&format!("/v1/portolan/requests?limit={}", args.limit));
+    finish(listed.map_err(|e| refused(&e)), as_json, &said_of_requests)
+}
+
+/// `30s`, `5m`, `1h`, `7d`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let read = |(unit, seconds): (&str, u64)| {
+        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        number.checked_mul(seconds).map(Duration::from_secs)
+    };
+    let found = units.into_iter().find_map(read);
+    found.ok_or_else(|| "write a number and s, m, h or d, such as 1h".to_owned())
+}
+
+fn text<'a>(of: &'a Value, key: &str) -> &'a str {
+    of[key].as_str().unwrap_or("–")
+}
+
+fn said_of_usage(body: &Value) -> Vec<String> {
+    let mut out = Vec::new();
+    for (key, word) in [
+        ("uploads_last_hour", "uploads, last hour"),
+        ("stored_versions", "versions kept"),
+        ("stored_bytes", "bytes kept"),
+        ("state_keys", "state keys"),
+        ("state_bytes", "state bytes"),
+    ] {
+        let limit = body[key]["limit"].as_u64();
+        let limit = limit.map_or("no limit".to_owned(), |limit| format!("of {limit}"));
+        out.push(format!("{word:<20} {:>12} {limit}", body[key]["used"]));
+    }
+    for policy in body["policies"].as_array().into_iter().flatten() {
+        out.push(format!(
+            "policy {:<10} {:<20} {} calls, {} faults, {} as a shadow, {} fuel, {} µs",
+            text(policy, "question"),
+            text(policy, "name"),
+            policy["calls"],
+            policy["faults"],
+            policy["shadow_calls"],
+            policy["fuel"],
+            policy["micros"]
+        ));
+    }
+    out
+}
+
+fn said_of_audit(body: &Value) -> Vec<String> {
+    let mut out = Vec::new();
+    for line in body["data"].as_array().into_iter().flatten() {
+        let said = format!(
+            "{:>6}  {}  {:<18} {}  by {}",
+            line["sequence"],
+            when(&line["at"]),
+            text(line, "action"),
+            text(line, "subject"),
+            text(line, "actor")
+        );
+        let reason = text(line, "reason");
+        out.push(if reason.is_empty() {
+            said
+        } else {
+            format!("{said}: {reason}")
+        });
+        if let Some(change) = line.get("change") {
+            let version = |key: &str| change[key].as_str().map_or("nothing", short);
+            let config = change["config"].as_str().filter(|config| !config.is_empty());
+            let config = config.map_or(String::new(), |config| format!("  {config}"));
+            out.push(format!(
+                "        {} → {}{config}",
+                version("previous"),
+                version("next")
+            ));
+        }
+    }
+    out
+}
+
+fn said_of_fleet(body: &Value) -> Vec<String> {
+    let list = |key: &str| body[key].as_array().cloned().unwrap_or_default();
+    let mut out = Vec::new();
+    for site in list("sites") {
+        out.push(format!(
+            "site      {:<16} {} {}",
+            text(&site, "name"),
+            text(&site, "jurisdiction"),
+            text(&site, "region")
+        ));
+    }
+    for instance in list("instances") {
+        out.push(format!(
+            "instance  {:<24} {:<8} {:<24} {}, {} waiting, {} decoding, KV {} ‰ used",
+            format!("{}/{}", text(&instance, "site"), text(&instance, "name")),
+            text(&instance, "role"),
+            text(&instance, "model"),
+            if instance["ready"] == true {
+                "ready"
+            } else {
+                "not ready"
+            },
+            instance["prefill_queued_requests"],
+            instance["decode_running"],
+            instance["kv_used_permille"]
+        ));
+    }
+    for link in list("links") {
+        out.push(format!(
+            "link      {} → {}  {}, {} µs there and back, {} ‰ busy",
+            text(&link, "from"),
+            text(&link, "to"),
+            if link["up"] == true { "up" } else { "down" },
+            link["rtt_us"],
+            link["busy_permille"]
+        ));
+    }
+    out
+}
+
+fn said_of_requests(body: &Value) -> Vec<String> {
+    let requests = body["data"].as_array().into_iter().flatten();
+    requests
+        .map(|request| {
+            let ttft = request["ttft_ms"].as_f64();
+            format!(
+                "{}  {:<9} {:<16} {:<24} {} + {} tokens, first after {}",
+                text(request, "request_id"),
+                text(request, "status"),
+                text(request, "tenant"),
+                text(request, "model"),
+                request["prompt_tokens"],
+                request["completion_tokens"],
+                ttft.map_or("–".to_owned(), |ms| format!("{ms:.0} ms"))
+            )
+        })
+        .collect()
+}
+
+/// Unix time in µs as a date and a time of day, in UTC.
+pub(super) fn when(at: &Value) -> String {
+    let seconds = at.as_u64().unwrap_or(0) / 1_000_000;
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days to a date: the algorithm of Howard Hinnant's `civil_from_days`, for days after 1970.
+    let z = days + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn times_are_read_and_written_for_people() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("7d"), Ok(Duration::from_secs(604_800)));
+        for bad in [
+            "",
+            "h",
+            "1.5h",
+            "1 h",
+            "99999999999999999999d",
+            "18446744073709551615d",
+        ] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+        for (at, said) in [
+            (0_u64, "1970-01-01 00:00:00"),
+            (951_827_696, "2000-02-29 12:34:56"),
+            (1_767_225_599, "2025-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            assert_eq!(when(&json!(at * 1_000_000)), said);
+        }
+    }
+
+    #[test]
+    fn an_audit_line_says_what_changed_to_what() {
+        let sha = "0123456789abcdef";
+        let said = said_of_audit(&json!({"data": [
+            {"sequence": 7, "at": 0, "actor": "operator", "action": "policy.activate", "subject": "acme", "reason": "why",
+             "change": {"next": sha, "config": "{\"a\": 1}"}},
+            {"sequence": 6, "at": 0, "actor": "operator", "action": "tenant.put", "subject": "acme", "reason": ""},
+        ]}));
+        assert_eq!(said.len(), 3, "{said:?}");
+        assert!(said[0].ends_with("acme  by operator: why"), "{said:?}");
+        assert_eq!(said[1], "        nothing → 0123456789ab  {\"a\": 1}");
+        assert!(said[2].ends_with("acme  by operator"), "{said:?}");
+    }
+
+    #[test]
+    fn usage_names_every_quantity_with_its_limit() {
+        let share = json!({"used": 3, "limit": 5});
+        let said = said_of_usage(&json!({
+            "uploads_last_hour": share, "stored_versions": share, "stored_bytes": {"used": 3}, "state_keys": share,
+            "state_bytes": share, "policies": [{"question": "cost", "name": "mine", "calls": 1, "faults": 0,
+            "shadow_calls": 0, "fuel": 9, "micros": 2}],
+        }));
+        assert_eq!(said.len(), 6);
+        assert!(
+            said[0].ends_with(" 3 of 5") && said[2].ends_with(" 3 no limit"),
+            "{said:?}"
+        );
+    }
+}

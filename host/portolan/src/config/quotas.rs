@@ -1,0 +1,104 @@
+//! What tenants may use, as the file says it: the usual quotas of the platform, and a tenant's own above them.
+
+use super::{Config, ConfigError};
+use portolan_ports::{QuotaBook, Quotas};
+use serde::Deserialize;
+
+/// Quotas. What is left out is as one level up: the platform's, then the built-in ones.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QuotaConfig {
+    /// Components a tenant may send in any hour, refused ones included.
+    pub uploads_per_hour: Option<u32>,
+    /// Versions kept, of all questions together.
+    pub stored_versions: Option<u32>,
+    /// Bytes of the components of those versions.
+    pub stored_bytes: Option<u64>,
+    /// Keys that a tenant's policies keep between calls.
+    pub state_keys: Option<u64>,
+    /// Bytes of those keys and their values.
+    pub state_bytes: Option<u64>,
+}
+
+impl QuotaConfig {
+    /// These quotas where they are given, else those of `base`.
+    fn over(&self, base: Quotas) -> Quotas {
+        Quotas {
+            uploads_per_hour: self.uploads_per_hour.unwrap_or(base.uploads_per_hour),
+            stored_versions: self.stored_versions.unwrap_or(base.stored_versions),
+            stored_bytes: self.stored_bytes.unwrap_or(base.stored_bytes),
+            state_keys: self.state_keys.unwrap_or(base.state_keys),
+            state_bytes: self.state_bytes.unwrap_or(base.state_bytes),
+        }
+    }
+}
+
+impl Config {
+    /// The quotas of everyone.
+    pub fn quotas(&self) -> QuotaBook {
+        let usual = self.policies.quotas.over(Quotas::default());
+        let tenants = self.tenants.iter();
+        let own = tenants.map(|tenant| (tenant.name.clone(), tenant.quotas.over(usual)));
+        QuotaBook::new(usual, own.collect())
+    }
+
+    pub(super) fn check_quotas(&self) -> Result<(), ConfigError> {
+        let places = std::iter::once(("policies".to_owned(), self.policies.quotas));
+        let tenants = self.tenants.iter();
+        let tenants = tenants.map(|tenant| (format!("tenants.{}", tenant.name), tenant.quotas));
+        for (place, quotas) in places.chain(tenants) {
+            if quotas.stored_versions == Some(0) {
+                let key = format!("{place}.quotas.stored_versions");
+                return Err(ConfigError::value(
+                    key,
+                    "at least 1, or no policy can be uploaded",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portolan_base::TenantName;
+    use portolan_ports::Scope;
+
+    fn parse(policies: &str, tenant: &str) -> Result<Config, ConfigError> {
+        Config::parse(&format!(
+            "{{data_dir: data, operator_keys: [op], models: [], policies: {policies},
+               tenants: [{{name: acme, keys: [k1], quotas: {tenant}}}, {{name: globex, keys: [k2]}}],
+               sites: [{{name: paris, jurisdiction: eu, listen: '127.0.0.1:0', instances: []}}]}}"
+        ))
+    }
+
+    #[test]
+    fn a_tenants_quotas_lie_over_the_platforms_and_those_over_the_built_in_ones() {
+        let config = parse(
+            "{quotas: {uploads_per_hour: 5, state_keys: 9}}",
+            "{uploads_per_hour: 7, stored_bytes: 1000}",
+        );
+        let book = config.unwrap().quotas();
+        let of = |name: &str| book.of(&Scope::Tenant(TenantName::new(name).unwrap()));
+        let usual = Quotas {
+            uploads_per_hour: 5,
+            state_keys: 9,
+            ..Quotas::default()
+        };
+        let own = Quotas {
+            uploads_per_hour: 7,
+            stored_bytes: 1000,
+            ..usual
+        };
+        assert_eq!((of("acme"), of("globex")), (own, usual));
+    }
+
+    #[test]
+    fn a_quota_that_is_misspelt_or_lets_nothing_in_is_named() {
+        let said = |policies, tenant| parse(policies, tenant).unwrap_err().to_string();
+        assert!(said("{quotas: {uploads: 5}}", "{}").contains("uploads"));
+        let none = said("{}", "{stored_versions: 0}");
+        assert!(none.contains("tenants.acme.quotas.stored_versions"), "{none}");
+    }
+}
