@@ -25,7 +25,7 @@ pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
 pub use bench::BenchCommand;
 pub use output::Failure;
-pub use policy::{BenchArgs, CallArgs, CheckArgs, ReplayArgs, TestArgs};
+pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
 pub use usage::{AuditArgs, ListArgs};
@@ -171,33 +171,10 @@ pub enum PolicyCommand {
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
     },
-    /// Upload a component and make it active. A signature beside it, FILE.sig, goes along.
-    Push {
-        /// The component.
-        file: PathBuf,
-        /// Where it goes.
-        #[command(flatten)]
-        slot: SlotArgs,
-        /// Its name; the file's name when left out.
-        #[arg(long)]
-        name: Option<String>,
-        /// Text for its `configure`, JSON by convention, or @FILE.
-        #[arg(long, default_value = "", value_name = "TEXT|@FILE")]
-        config: String,
-        /// Why, for the audit log.
-        #[arg(long, default_value = "")]
-        reason: String,
-        /// Keep it without making it active.
-        #[arg(long)]
-        inactive: bool,
-        /// What it may cost before the version before it comes back, as JSON:
-        /// {"window": 100, "max_fault_permille": 50, "max_micros_p99": 500}.
-        #[arg(long, value_name = "JSON", conflicts_with = "inactive")]
-        budget: Option<String>,
-        /// The running host.
-        #[command(flatten)]
-        server: ServerArgs,
-    },
+    /// Upload a component and make it active, or put it into a registry. A signature beside it, FILE.sig, goes along.
+    Push(PushArgs),
+    /// Get a component from a registry and check it.
+    Pull(PullArgs),
     /// List stored versions and what is active.
     List {
         /// Whose; `_platform` for the platform's.

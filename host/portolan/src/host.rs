@@ -192,3 +192,6 @@ async fn connect(
 pub(crate) fn as_port(transport: &Arc<portolan_transport::SiteTransport>) -> Arc<dyn Transport> {
     Arc::clone(transport) as Arc<dyn Transport>
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ pub mod command;
 pub mod config;
 pub mod host;
 pub mod lab;
+pub mod registry;
 pub mod signing;
 pub mod system;
 pub mod watch;

@@ -3,12 +3,14 @@
 mod bench;
 mod call;
 mod check;
+mod push;
 mod replay;
 mod test;
 
 pub use bench::BenchArgs;
 pub use call::CallArgs;
 pub use check::CheckArgs;
+pub use push::{PullArgs, PushArgs};
 pub use replay::ReplayArgs;
 pub use test::TestArgs;
 
@@ -43,37 +45,8 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
         PolicyCommand::Rollout(command) => super::rollout::run(command, as_json),
         PolicyCommand::Signing(command) => super::signing::run(command, as_json),
         PolicyCommand::Approval(command) => super::approval::run(command, as_json),
-        PolicyCommand::Push {
-            file,
-            slot,
-            name,
-            config,
-            reason,
-            inactive,
-            budget,
-            server,
-        } => {
-            let name = name.map_or_else(|| name_of(&file), Ok);
-            let active = if inactive { "false" } else { "true" };
-            let component = read(&file);
-            let signatures = super::signing::beside(&file);
-            let pushed = name.and_then(|name| {
-                let config = config_text(&config)?;
-                let mut body = component?;
-                let length = config.len().to_string();
-                let mut query = vec![("name", &*name), ("reason", &*reason), ("activate", active)];
-                if config.len() > CONFIG_IN_URL_BYTES {
-                    query.push(("config_bytes", &*length));
-                    body.splice(..0, config.bytes());
-                } else {
-                    query.push(("config", &*config));
-                }
-                query.extend(budget.as_deref().map(|budget| ("budget", budget)));
-                let reply = client(&server).put_signed(&path(&slot), &query, (&body, &signatures?));
-                reply.map_err(|e| refused(&e))
-            });
-            finish(pushed, as_json, &said_of_upload)
-        }
+        PolicyCommand::Push(args) => push::push(args, as_json),
+        PolicyCommand::Pull(args) => push::pull(&args, as_json),
         PolicyCommand::List { tenant, server } => {
             let listed = client(&server).get(&format!("/v1/portolan/tenants/{tenant}/policies"));
             finish(listed.map_err(|e| refused(&e)), as_json, &said_of_list)

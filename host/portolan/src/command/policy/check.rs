@@ -90,7 +90,7 @@ impl<'a> Said<'a> {
     }
 }
 
-fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
+pub(super) fn said_of_report(file: &Path, report: &PolicyReport) -> Vec<String> {
     let question = report.question.map_or("no known question", QuestionKind::as_str);
     let mut out = vec![format!(
         "{}: {question}, {} bytes, sha256 {}",
