@@ -1,19 +1,21 @@
 //! `policy call`, `test`, `replay` and `bench` on the shipped components, as the command line runs them.
 
-use portolan::command::{
-    self, BenchArgs, CallArgs, Cli, Command, PolicyCommand, ReplayArgs, ServerArgs, TestArgs,
-};
+use clap::Parser;
+use portolan::command::{self, BenchArgs, CallArgs, Cli, Command, PolicyCommand, TestArgs};
 use portolan::lab::bench::{Effort, measure};
 use portolan::lab::comparison::{Comparison, Tally};
 use portolan::lab::component::Workshop;
+use portolan::lab::fleet::Fleet;
+use portolan::lab::rehearsal::{self, Cast};
 use portolan::lab::replay::{Replayer, recorded};
 use portolan::lab::traffic;
-use portolan_base::SiteName;
+use portolan_base::{Clock, SiteName};
 use portolan_decide::PathRecord;
 use portolan_policy::builtin::{self, Candidates, LowestCost, Routing};
 use portolan_policy::{
     CostView, Matrix, NameTables, Policy, QuestionKind, RequestView, RouteView, RoutingDecision,
 };
+use portolan_sim::VirtualClock;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +48,17 @@ fn call(component: &str, input: PathBuf) -> Result<(), String> {
         config: None,
         names: None,
     }))
+}
+
+/// Runs `portolan policy WORD …` as it is typed.
+fn typed(word: &str, rest: &[String]) -> Result<(), String> {
+    let words = ["portolan", "policy", word].map(str::to_owned).into_iter();
+    let cli = Cli::try_parse_from(words.chain(rest.iter().cloned())).map_err(|e| e.to_string())?;
+    command::run(cli).map_err(|failure| format!("{failure:?}"))
+}
+
+fn conversations() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/sim/tests/data/conversation_trace_1000.jsonl")
 }
 
 /// Requests as they are recorded: priced by `ttft`, routed by `lowest-cost`.
@@ -166,7 +179,7 @@ fn replayed(policy: Arc<dyn Policy>, records: &[PathRecord], names: &NameTables)
     };
     let mut tally = Tally::default();
     for record in records {
-        tally.add(record, &recorded(record), &replayer.replay(record));
+        tally.add_record(record, &recorded(record), replayer.replay(record));
     }
     tally.finish()
 }
@@ -211,20 +224,12 @@ fn the_command_replays_files_and_says_what_it_lacks() {
         ),
     ];
     let replay = |name: &str, records: &[PathBuf]| {
-        portolan(PolicyCommand::Replay(ReplayArgs {
-            file: shipped(name),
-            records: records.to_vec(),
-            tenant: None,
-            since: None,
-            question: None,
-            config: String::new(),
-            with: (name == "ttft").then(|| shipped("least-loaded")),
-            names: None,
-            server: ServerArgs {
-                server: String::new(),
-                key: String::new(),
-            },
-        }))
+        let mut words = vec![shipped(name).display().to_string(), "--records".to_owned()];
+        words.extend(records.iter().map(|path| path.display().to_string()));
+        if name == "ttft" {
+            words.extend(["--with".to_owned(), shipped("least-loaded").display().to_string()]);
+        }
+        typed("replay", &words)
     };
     assert_eq!(replay("prefix-affinity", &paths), Ok(()));
     assert_eq!(replay("ttft", &[dir.path().to_owned()]), Ok(()));
@@ -234,6 +239,123 @@ fn the_command_replays_files_and_says_what_it_lacks() {
     assert!(said.contains("invalidation"), "{said}");
     let said = replay("ttft", &[write(&dir, "torn.jsonl", &lines[0][..100])]).unwrap_err();
     assert!(said.contains("torn.jsonl"), "{said}");
+}
+
+#[test]
+fn records_are_chosen_by_tenant_and_age_and_what_is_left_out_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = records(3);
+    let lines: Vec<_> = records
+        .iter()
+        .map(|r| serde_json::to_string(r).unwrap())
+        .collect();
+    let path = write(
+        &dir,
+        "records.jsonl",
+        &format!("{}\n{}", lines.join("\n"), &lines[0][..99]),
+    );
+    let replay = |more: &str| {
+        let words = format!(
+            "{} --records {} {more}",
+            shipped("lowest-cost").display(),
+            path.display()
+        );
+        typed(
+            "replay",
+            &words.split_whitespace().map(str::to_owned).collect::<Vec<_>>(),
+        )
+    };
+    assert_eq!(
+        replay("--tenant acme"),
+        Ok(()),
+        "a line that is cut off is left out"
+    );
+    let said = replay("--tenant globex").unwrap_err();
+    assert!(said.contains("3 are not of tenant globex"), "{said}");
+    let said = replay("--since 1h").unwrap_err();
+    assert!(said.contains("3 are older than --since"), "{said}");
+    let said = replay(&format!("--with {}", shipped("random").display())).unwrap_err();
+    assert!(said.contains("routes itself"), "{said}");
+    std::fs::write(&path, "").unwrap();
+    assert!(replay("").unwrap_err().contains("the files are empty"));
+    std::fs::remove_file(&path).unwrap();
+    let said = replay("").unwrap_err();
+    assert!(said.contains("records.jsonl: No such file"), "{said}");
+}
+
+/// A component in the simulator decides as the built-in policy of its name does, and twice the same.
+#[test]
+fn a_trace_is_played_with_a_component_on_the_virtual_clock() {
+    let fleet = Fleet::read(None).unwrap();
+    let trace = rehearsal::read_trace(&conversations()).unwrap();
+    let trace = &trace[..200];
+    let workshop = Workshop::new().unwrap();
+    let play = |load: &dyn Fn(&Workshop) -> Arc<dyn Policy>| {
+        let clock = Arc::new(VirtualClock::default());
+        let workshop = workshop.on(Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
+        let cast = Cast {
+            policy: Some(load(&workshop)),
+            router: None,
+        };
+        rehearsal::play(&fleet, trace, &cast, &clock).unwrap()
+    };
+    for (question, name) in [
+        (QuestionKind::Routing, "prefix-affinity"),
+        (QuestionKind::Cost, "price-aware"),
+    ] {
+        let file = workshop.open(&shipped(name), Some(question)).unwrap();
+        let component = || play(&|workshop: &Workshop| workshop.load(&file, "", &fleet.names).unwrap());
+        let native = play(&|_: &Workshop| builtin::policy(question, name, "", &fleet.names).unwrap());
+        let played = component();
+        assert_eq!(played, component(), "{name}: the same seed");
+        assert_eq!(played.fates, native.fates, "{name}: the built-in policy");
+        assert!(
+            played
+                .fates
+                .iter()
+                .all(|fate| fate.outcome.is_ok() && fate.faults.is_empty())
+        );
+        let found = rehearsal::compare(&fleet, trace, native, played).comparison;
+        assert_eq!((found.decided, found.changed), (200, 0));
+    }
+}
+
+#[test]
+fn the_command_plays_a_trace_on_a_fleet() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(conversations()).unwrap();
+    let cut: Vec<_> = text.lines().take(60).collect();
+    let trace = write(&dir, "trace.jsonl", &cut.join("\n"));
+    let fleet = "
+model: {kv_bytes_per_token: 17280}
+sites:
+  - name: home
+    instances:
+      - {name: a, count: 2, role: both, prefill: {us_per_token: 100}, decode_step_ms: 20, decode_slots: 8, cache_tokens: 100000}
+";
+    let fleet = write(&dir, "fleet.yaml", fleet);
+    let replay = |component: &str, more: &[&str]| {
+        let mut words = vec![shipped(component).display().to_string(), "--trace".to_owned()];
+        words.push(trace.display().to_string());
+        words.extend(more.iter().map(|word| (*word).to_owned()));
+        typed("replay", &words)
+    };
+    let fleet = fleet.to_str().unwrap();
+    assert_eq!(replay("round-robin", &["--fleet", fleet]), Ok(()));
+    assert_eq!(replay("ttft", &["--against", "price-aware"]), Ok(()));
+    let itself = shipped("price-aware");
+    let config = ["--against-config", "{\"second_is_worth_micros\": 1}"];
+    let against = ["--against", itself.to_str().unwrap(), config[0], config[1]];
+    assert_eq!(replay("price-aware", &against), Ok(()));
+    let said = replay("ttft", &["--against", "lowest-cost"]).unwrap_err();
+    assert!(
+        said.contains("built-in cost policy; those are ttft, latency-aware"),
+        "{said}"
+    );
+    let said = replay("version", &[]).unwrap_err();
+    assert!(said.contains("invalidation"), "{said}");
+    let said = replay("ttft", &["--fleet", trace.to_str().unwrap()]).unwrap_err();
+    assert!(said.contains("trace.jsonl: fleet:"), "{said}");
 }
 
 #[test]
@@ -256,6 +378,17 @@ fn the_bench_measures_components_beside_the_built_in_policies() {
         found.p99_us >= found.median_us && found.per_second > 0.0,
         "{found:?}"
     );
+    assert!(
+        found.warm_median_us < found.median_us && found.compile_us > 0.0,
+        "{found:?}"
+    );
+    let page = 64 << 10;
+    for memory in [found.memory_bytes, found.warm_memory_bytes] {
+        assert!(
+            memory >= page && memory % page == 0 && memory <= 2 << 20,
+            "{found:?}"
+        );
+    }
     let again = measure(&workshop, &files, "", effort).unwrap();
     assert_eq!(
         found.fuel_median, again.fuel_median,
@@ -275,6 +408,9 @@ fn the_bench_measures_components_beside_the_built_in_policies() {
         "native_median_us",
         "fuel_median",
         "instance_us",
+        "warm_median_us",
+        "memory_bytes",
+        "compile_us",
     ] {
         assert!(names.iter().any(|name| name == key), "{key}: {names:?}");
     }

@@ -105,6 +105,13 @@ pub struct DecisionRecord {
     pub fallbacks: Vec<Fallback>,
 }
 
+impl DecisionRecord {
+    /// The candidate that is tried first.
+    pub fn taken(&self) -> Option<&CandidateRecord> {
+        self.candidates.iter().find(|candidate| candidate.rank == Some(0))
+    }
+}
+
 /// When a stage ran, in milliseconds since the request was accepted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageRecord {

@@ -32,6 +32,7 @@ pub(crate) struct Counters {
     pub(crate) slow_calls: AtomicU64,
     pub(crate) made_ahead: AtomicU64,
     pub(crate) made_inline: AtomicU64,
+    pub(crate) memory_high: AtomicU64,
     pub(crate) live: LiveCounters,
     nanos: AtomicU64,
     times: [AtomicU64; TIME_BUCKETS],
@@ -112,8 +113,8 @@ pub struct VersionStats {
     pub made_inline: u64,
     /// Instances that exist at present: ready, in a call, or used and about to be dropped.
     pub live_instances: u64,
-    /// Instances that are ready for a call.
-    pub ready_instances: u64,
+    /// Bytes of memory that the largest instance had after a call.
+    pub memory_bytes: u64,
     /// Whether calls are kept off the calling thread.
     pub is_slow: bool,
 }
@@ -211,7 +212,7 @@ fn stats(version: &dyn Counted) -> VersionStats {
         made_ahead: read(&counters.made_ahead),
         made_inline: read(&counters.made_inline),
         live_instances: read(&counters.live.version),
-        ready_instances: version.ready() as u64,
+        memory_bytes: read(&counters.memory_high),
         is_slow: version.is_slow(),
     }
 }

@@ -10,8 +10,11 @@
 //! | `world` | the events and what they do |
 //! | `machine` | one instance: prefill queue, decode slots, cache |
 //! | `pipe` | one link, and how busy something was lately |
-//! | `report` | what came of it |
+//! | `report`, `fate` | what came of it, altogether and for each request |
+//! | `clock` | the time of a simulation |
 
+mod clock;
+mod fate;
 mod machine;
 mod pipe;
 mod report;
@@ -21,7 +24,9 @@ mod tests;
 mod traffic;
 mod world;
 
+pub use clock::VirtualClock;
+pub use fate::{Fate, Served};
 pub use report::{Latency, Report};
-pub use scenario::{Scenario, ScenarioError, SimInstance, SimLink, SimSite};
-pub use traffic::{SimRequest, Synthetic, TraceError, read_azure, read_mooncake};
-pub use world::simulate;
+pub use scenario::{Origin, Scenario, ScenarioError, SimInstance, SimLink, SimSite};
+pub use traffic::{MOONCAKE_BLOCK_TOKENS, SimRequest, Synthetic, TraceError, read_azure, read_mooncake};
+pub use world::{Rehearsal, rehearse, simulate};

@@ -83,11 +83,7 @@ impl Report {
                 .entry(format!("{} {}: {}", call.question, call.name, call.outcome))
                 .or_default() += 1;
         }
-        if let Some(taken) = record
-            .candidates
-            .iter()
-            .find(|candidate| candidate.rank == Some(0))
-        {
+        if let Some(taken) = record.taken() {
             let sites = format!("{} → {}", taken.route.prefill_site, taken.route.decode_site);
             *self.routes.entry(sites).or_default() += 1;
             self.price_micros += u64::from(taken.facts.price_micros);

@@ -48,6 +48,15 @@ pub struct SimLink {
     pub price_micros_per_gib: u32,
 }
 
+/// Where requests come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The site.
+    pub site: SiteIndex,
+    /// The jurisdiction that their data states, an index into the policies' table; 0: none.
+    pub jurisdiction: u32,
+}
+
 /// Everything but the traffic.
 #[derive(Clone)]
 pub struct Scenario {
@@ -58,7 +67,7 @@ pub struct Scenario {
     /// Links by (from, to); KV flows from the prefill to the decode site.
     pub links: BTreeMap<(SiteIndex, SiteIndex), SimLink>,
     /// Where requests come in: each conversation at one of these.
-    pub origins: Vec<SiteIndex>,
+    pub origins: Vec<Origin>,
     /// Tokens in a block of the traffic.
     pub block_tokens: Tokens,
     /// How large KV is.
@@ -108,7 +117,10 @@ impl Scenario {
         if self.block_tokens.0 == 0 {
             return Err(ScenarioError::EmptyBlocks);
         }
-        let named = self.origins.iter().map(|site| ("an origin".to_owned(), *site));
+        let named = self
+            .origins
+            .iter()
+            .map(|origin| ("an origin".to_owned(), origin.site));
         let named = named.chain(
             self.instances
                 .iter()

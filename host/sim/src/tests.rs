@@ -9,6 +9,14 @@ use portolan_policy::{NameTables, QuestionKind, SiteEntry, builtin};
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+/// A site whose requests state no jurisdiction.
+const fn at(site: SiteIndex) -> Origin {
+    Origin {
+        site,
+        jurisdiction: 0,
+    }
+}
+
 const HOME: SiteIndex = SiteIndex(0);
 const FAR: SiteIndex = SiteIndex(1);
 const STEP: Duration = Duration::from_millis(25);
@@ -66,7 +74,7 @@ fn prfaas(far: u32, prefill: u32, decode: u32) -> Scenario {
         sites: vec![site("home"), site("far")],
         instances: all,
         links: BTreeMap::from([((FAR, HOME), link)]),
-        origins: vec![HOME],
+        origins: vec![at(HOME)],
         block_tokens: Tokens(512),
         kv: KvSize {
             fixed: Bytes(182_368_338),
@@ -117,7 +125,7 @@ fn two_sites(cache: Tokens, policy: &str) -> Scenario {
     Scenario {
         instances: all,
         links: BTreeMap::from([((FAR, HOME), link), ((HOME, FAR), link)]),
-        origins: vec![HOME, FAR],
+        origins: vec![at(HOME), at(FAR)],
         overlap: Permille(930),
         policies: routing(policy),
         ..prfaas(0, 0, 0)
@@ -199,7 +207,7 @@ fn an_endless_cache_hits_whatever_was_ever_seen() {
     }
     let mut scenario = two_sites(Tokens(u32::MAX), "lowest-cost");
     scenario.instances.truncate(1);
-    scenario.origins = vec![HOME];
+    scenario.origins = vec![at(HOME)];
     let report = simulate(&scenario, &traffic).unwrap();
     assert_eq!(
         (report.hit_blocks, report.blocks, report.completed),
@@ -241,6 +249,53 @@ fn an_idle_fleet_takes_prefill_and_transfer_and_nothing_else() {
     let both = simulate(&scenario, &[request(0, 50_000), request(0, 50_000)]).unwrap();
     let wait = H200.time(Tokens(50_000)).as_secs_f64();
     assert!((both.ttft.p99 - both.ttft.p50 - wait).abs() < 2e-6);
+}
+
+#[test]
+fn what_became_of_each_request_adds_up_to_the_report() {
+    let traffic = &conversations()[..300];
+    let played = rehearse(
+        &two_sites(Tokens(1 << 20), "round-robin"),
+        traffic,
+        &VirtualClock::default(),
+    )
+    .unwrap();
+    let served: Vec<_> = played
+        .fates
+        .iter()
+        .map(|fate| fate.outcome.clone().unwrap())
+        .collect();
+    let report = &played.report;
+    let mean = served.iter().map(|s| s.ttft().as_secs_f64()).sum::<f64>() / 300.0;
+    assert!((mean - report.ttft.mean).abs() < 1e-9);
+    let bytes: u64 = served.iter().map(|s| s.cross_site_bytes.0).sum();
+    let price: u64 = served.iter().map(|s| u64::from(s.price_micros)).sum();
+    assert_eq!((bytes, price), (report.cross_site_bytes.0, report.price_micros));
+    for (request, served) in traffic.iter().zip(&served) {
+        let computed = H200.time(Tokens(request.prompt_tokens - served.cached_tokens));
+        assert!(served.prefill.abs_diff(computed) < Duration::from_micros(2));
+        assert_eq!(served.transfer.is_zero(), served.cross_site_bytes.0 == 0);
+        assert!(served.decode >= STEP);
+    }
+
+    let mut nobody = prfaas(1, 0, 1);
+    nobody.links.clear();
+    let refused = rehearse(&nobody, &case_study_traffic(1.0, 2), &VirtualClock::default()).unwrap();
+    let why = refused.fates[1].outcome.clone().unwrap_err();
+    assert!(why.starts_with("no instance can serve"), "{why}");
+}
+
+#[test]
+fn traces_that_cannot_be_played_are_refused() {
+    let told = |trace: &str| read_mooncake(trace.as_bytes()).unwrap_err().to_string();
+    let long = "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 4294967295, \"hash_ids\": [0]}";
+    assert!(
+        told(long).contains("4294967295 tokens, at most"),
+        "{}",
+        told(long)
+    );
+    let endless = " ".repeat(2 << 20);
+    assert!(told(&endless).contains("longer than"), "{}", told(&endless));
 }
 
 #[test]
@@ -339,7 +394,7 @@ fn scenarios_that_mean_nothing_are_refused() {
     };
     assert_eq!(fails(|s| s.origins.clear()), "no origin site is given");
     assert_eq!(
-        fails(|s| s.origins.push(SiteIndex(2))),
+        fails(|s| s.origins.push(at(SiteIndex(2)))),
         "an origin names site 2, but there are 2 sites"
     );
     assert!(fails(|s| s.block_tokens = Tokens(0)).starts_with("blocks of 0 tokens"));

@@ -2,11 +2,20 @@
 
 use portolan_base::Moment;
 use serde::Deserialize;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use std::time::Duration;
 
 /// Tokens of one block of a Mooncake trace.
-const MOONCAKE_BLOCK_TOKENS: u32 = 512;
+pub const MOONCAKE_BLOCK_TOKENS: u32 = 512;
+
+/// Longest prompt or answer that is read: more than any model takes, and times stay far from their largest values.
+const MAX_TOKENS: u32 = 1 << 24;
+
+/// Longest line that is read: a prompt of [`MAX_TOKENS`] has 32,768 block ids of at most 20 digits.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// Most requests that are read. Each takes some 400 bytes while it is simulated, its block ids aside.
+const MAX_REQUESTS: usize = 5_000_000;
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +37,9 @@ pub enum TraceError {
     /// The file could not be read.
     #[error("the trace cannot be read")]
     Io(#[from] io::Error),
+    /// It is longer than a simulation can hold.
+    #[error("the trace has more than {MAX_REQUESTS} requests; cut it")]
+    TooLong,
     /// A line is not what the format says.
     #[error("line {line} of the trace: {problem}")]
     Line {
@@ -92,19 +104,35 @@ pub fn read_azure(trace: impl BufRead) -> Result<Vec<SimRequest>, TraceError> {
 }
 
 fn read_lines(
-    trace: impl BufRead,
+    mut trace: impl BufRead,
     heading: usize,
     mut read: impl FnMut(&str) -> Result<SimRequest, String>,
 ) -> Result<Vec<SimRequest>, TraceError> {
     let mut requests = Vec::new();
-    for (index, text) in trace.lines().enumerate().skip(heading) {
-        let text = text?;
-        if !text.trim().is_empty() {
-            requests.push(read(&text).map_err(|problem| TraceError::Line {
-                line: index + 1,
-                problem,
-            })?);
+    let mut text = String::new();
+    for line in 1.. {
+        text.clear();
+        if trace.by_ref().take(MAX_LINE_BYTES).read_line(&mut text)? == 0 {
+            break;
         }
+        let wrong = |problem| TraceError::Line { line, problem };
+        if text.len() as u64 == MAX_LINE_BYTES {
+            return Err(wrong(format!("it is longer than {MAX_LINE_BYTES} bytes")));
+        }
+        if line <= heading || text.trim().is_empty() {
+            continue;
+        }
+        if requests.len() == MAX_REQUESTS {
+            return Err(TraceError::TooLong);
+        }
+        let request = read(&text).map_err(wrong)?;
+        let longest = request.prompt_tokens.max(request.output_tokens);
+        if longest > MAX_TOKENS {
+            return Err(wrong(format!(
+                "{longest} tokens, at most {MAX_TOKENS} are played"
+            )));
+        }
+        requests.push(request);
     }
     Ok(requests)
 }

@@ -3,6 +3,8 @@
 //! `arrive → (decide) → queue → prefill → transfer → decode → finish`. A request to another site takes half a
 //! round trip to get there, its KV the other half back.
 
+use crate::clock::VirtualClock;
+use crate::fate::{Fate, Served};
 use crate::machine::{Job, Machine};
 use crate::pipe::Pipe;
 use crate::report::{Latency, Report};
@@ -10,12 +12,11 @@ use crate::scenario::{Scenario, ScenarioError};
 use crate::traffic::{Draws, SimRequest};
 use portolan_base::{Bytes, Clock, Moment, Permille, RequestId, Tokens};
 use portolan_decide::{
-    DecideInput, Decision, FleetView, InstanceIndex, KvSize, LinkView, PrefillMode, RequestFacts,
-    RequestKind, Route, SiteIndex, SiteView, decide,
+    DecideInput, Decision, DecisionRecord, FleetView, InstanceIndex, KvSize, LinkView, PrefillMode,
+    RequestFacts, RequestKind, Route, SiteIndex, SiteView, decide,
 };
 use portolan_kv::PrefixIndex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A request deferred this often is refused: a policy that always defers must not keep the simulation from ending.
@@ -26,8 +27,26 @@ const INDEX_BUDGET: Bytes = Bytes(1 << 30);
 
 /// Plays `traffic` through `scenario`.
 pub fn simulate(scenario: &Scenario, traffic: &[SimRequest]) -> Result<Report, ScenarioError> {
+    rehearse(scenario, traffic, &VirtualClock::default()).map(|rehearsal| rehearsal.report)
+}
+
+/// What came of a simulation, request by request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rehearsal {
+    /// All together.
+    pub report: Report,
+    /// What became of each request, in the order of the traffic.
+    pub fates: Vec<Fate>,
+}
+
+/// Plays `traffic` through `scenario`, whose policies may read `clock` too.
+pub fn rehearse(
+    scenario: &Scenario,
+    traffic: &[SimRequest],
+    clock: &VirtualClock,
+) -> Result<Rehearsal, ScenarioError> {
     scenario.check()?;
-    let mut world = World::new(scenario, traffic);
+    let mut world = World::new(scenario, traffic, clock);
     for (request, facts) in traffic.iter().enumerate() {
         world.at(
             facts.arrival,
@@ -38,18 +57,10 @@ pub fn simulate(scenario: &Scenario, traffic: &[SimRequest]) -> Result<Report, S
         );
     }
     while let Some(((now, _), event)) = world.events.pop_first() {
-        world.clock.0.store(now.0, Ordering::Relaxed);
+        clock.set(now);
         world.handle(event);
     }
     Ok(world.finish())
-}
-
-struct VirtualClock(AtomicU64);
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Moment {
-        Moment(self.0.load(Ordering::Relaxed))
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -64,7 +75,7 @@ enum Event {
 struct World<'a> {
     scenario: &'a Scenario,
     traffic: &'a [SimRequest],
-    clock: VirtualClock,
+    clock: &'a VirtualClock,
     /// By time, then in the order in which they were scheduled.
     events: BTreeMap<(Moment, u64), Event>,
     scheduled: u64,
@@ -72,20 +83,20 @@ struct World<'a> {
     pipes: BTreeMap<(SiteIndex, SiteIndex), Pipe>,
     index: PrefixIndex,
     report: Report,
-    first_tokens: Vec<Duration>,
+    fates: Vec<Fate>,
     last_tokens: Vec<Duration>,
     answered_tokens: u64,
 }
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, traffic: &'a [SimRequest]) -> Self {
+    fn new(scenario: &'a Scenario, traffic: &'a [SimRequest], clock: &'a VirtualClock) -> Self {
         let machines = (0u32..)
             .zip(&scenario.instances)
             .map(|(i, config)| Machine::new(i, config, scenario));
         Self {
             scenario,
             traffic,
-            clock: VirtualClock(AtomicU64::new(0)),
+            clock,
             events: BTreeMap::new(),
             scheduled: 0,
             machines: machines.collect(),
@@ -96,17 +107,21 @@ impl<'a> World<'a> {
                 .collect(),
             index: PrefixIndex::new(INDEX_BUDGET),
             report: Report::default(),
-            first_tokens: Vec::new(),
+            fates: vec![Fate::default(); traffic.len()],
             last_tokens: Vec::new(),
             answered_tokens: 0,
         }
     }
 
-    fn finish(mut self) -> Report {
-        self.report.ttft = Latency::of(self.first_tokens);
+    fn finish(mut self) -> Rehearsal {
+        let served = self.fates.iter().filter_map(|fate| fate.outcome.as_ref().ok());
+        self.report.ttft = Latency::of(served.map(Served::ttft).collect());
         self.report.completed = self.last_tokens.len() as u64;
         self.report.end_to_end = Latency::of(self.last_tokens);
-        self.report
+        Rehearsal {
+            report: self.report,
+            fates: self.fates,
+        }
     }
 
     fn at(&mut self, when: Moment, event: Event) {
@@ -143,8 +158,9 @@ impl<'a> World<'a> {
             held: &held,
             policies: &scenario.policies,
         };
-        let (decision, record) = decide(&input, &self.clock);
+        let (decision, record) = decide(&input, self.clock);
         self.report.note_decision(&record);
+        self.note_faults(request, &record);
         match decision {
             Decision::Go(plan) => {
                 let route = plan.routes[0];
@@ -154,6 +170,8 @@ impl<'a> World<'a> {
                     route,
                     expected_tokens: facts.prompt_tokens - cached,
                 };
+                let price = record.taken().map_or(0, |taken| taken.facts.price_micros);
+                self.fates[request].outcome = Ok(Served::on(route, price));
                 let machine = self.machine(route.prefill);
                 machine.assigned_requests += 1;
                 machine.assigned_tokens += u64::from(job.expected_tokens);
@@ -170,13 +188,30 @@ impl<'a> World<'a> {
                     },
                 );
             }
-            Decision::Defer(_) => self.refuse(format!("deferred more than {MAX_DEFERRALS} times")),
-            Decision::Refuse(refusal) => self.refuse(refusal.to_string()),
+            Decision::Defer(_) => self.refuse(request, format!("deferred more than {MAX_DEFERRALS} times")),
+            Decision::Refuse(refusal) => self.refuse(request, refusal.to_string()),
         }
     }
 
-    fn refuse(&mut self, reason: String) {
-        *self.report.refused.entry(reason).or_default() += 1;
+    fn refuse(&mut self, request: usize, reason: String) {
+        *self.report.refused.entry(reason.clone()).or_default() += 1;
+        self.fates[request].outcome = Err(reason);
+    }
+
+    fn note_faults(&mut self, request: usize, record: &DecisionRecord) {
+        let said = |f: &portolan_decide::Fallback| format!("{}: {}, so {} answered", f.from, f.reason, f.to);
+        self.fates[request]
+            .faults
+            .extend(record.fallbacks.iter().map(said));
+    }
+
+    /// Accounts for the time of a request up to now.
+    fn account(&mut self, request: usize, part: fn(&mut Served) -> &mut Duration) {
+        let (now, arrival) = (self.clock.now(), self.traffic[request].arrival);
+        if let Ok(served) = &mut self.fates[request].outcome {
+            let spent = now.since(served.accounted(arrival));
+            *part(served) += spent;
+        }
     }
 
     fn queue(&mut self, job: Job) {
@@ -196,17 +231,23 @@ impl<'a> World<'a> {
         let request = &traffic[job.request];
         let lease = machine.lookup(&request.blocks);
         let hits = lease.blocks.len();
-        let tokens = request.prompt_tokens - cached_tokens(hits, block_tokens, request.prompt_tokens);
+        let cached = cached_tokens(hits, block_tokens, request.prompt_tokens);
+        let tokens = request.prompt_tokens - cached;
         let time = machine.config.prefill.time(Tokens(tokens));
         machine.measure(time, tokens);
         machine.busy.note(now, now + time);
         machine.prefilling = Some((lease, time));
         self.report.blocks += request.blocks.len() as u64;
         self.report.hit_blocks += hits as u64;
+        self.account(job.request, |served| &mut served.queue);
+        if let Ok(served) = &mut self.fates[job.request].outcome {
+            served.cached_tokens = cached;
+        }
         self.at(now + time, Event::Prefilled(job));
     }
 
     fn prefilled(&mut self, job: Job) {
+        self.account(job.request, |served| &mut served.prefill);
         let blocks = &self.traffic[job.request].blocks;
         let machine = &mut self.machines[job.route.prefill.0 as usize];
         let time = machine.prefilling.take().map_or(Duration::ZERO, |(_, time)| time);
@@ -240,10 +281,14 @@ impl<'a> World<'a> {
         let ready = Moment(now.0.saturating_sub(hidden.as_micros() as u64));
         let sent = self.pipes.entry(ends).or_default().send(ready, time);
         self.report.cross_site_bytes += size;
+        if let Ok(served) = &mut self.fates[job.request].outcome {
+            served.cross_site_bytes = size;
+        }
         self.at(sent.max(now) + link.rtt / 2, Event::Delivered(job));
     }
 
     fn delivered(&mut self, job: Job) {
+        self.account(job.request, |served| &mut served.transfer);
         if job.route.decode != job.route.prefill {
             let blocks = &self.traffic[job.request].blocks;
             self.machines[job.route.decode.0 as usize].keep(blocks, &mut self.index);
@@ -263,9 +308,12 @@ impl<'a> World<'a> {
         };
         machine.decoding += 1;
         let step = machine.config.decode_step;
-        let request = &self.traffic[job.request];
-        self.first_tokens.push((now + step).since(request.arrival));
-        self.at(now + step * request.output_tokens.max(1), Event::Finished(job));
+        self.account(job.request, |served| &mut served.decode);
+        if let Ok(served) = &mut self.fates[job.request].outcome {
+            served.decode += step;
+        }
+        let tokens = self.traffic[job.request].output_tokens.max(1);
+        self.at(now + step * tokens, Event::Finished(job));
     }
 
     fn finished(&mut self, job: Job) {
@@ -316,6 +364,7 @@ impl<'a> World<'a> {
         let seed = self.scenario.seed;
         let draw = Draws(seed ^ conversation.unwrap_or(index as u64)).next();
         let origins = &self.scenario.origins;
+        let origin = origins[(draw % origins.len() as u64) as usize];
         let mean_answer = self
             .answered_tokens
             .checked_div(self.last_tokens.len() as u64)
@@ -325,8 +374,8 @@ impl<'a> World<'a> {
             tenant: 0,
             model: 0,
             session: conversation.map_or(0, |name| Draws(name).next()),
-            origin: origins[(draw % origins.len() as u64) as usize],
-            jurisdiction: 0,
+            origin: origin.site,
+            jurisdiction: origin.jurisdiction,
             user_class: 0,
             kind: RequestKind::Interactive,
             prompt_tokens: request.prompt_tokens,

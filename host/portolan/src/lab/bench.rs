@@ -1,5 +1,6 @@
-//! What calls cost: components with instances made ahead, the built-in policies, and components that make an instance
-//! a call, one after the other on the same inputs, so that whatever else the machine does touches all three alike.
+//! What calls cost: components with instances made ahead, the built-in policies, components that make an instance a
+//! call, and components whose instance is kept warm, one after the other on the same inputs, so that whatever else the
+//! machine does touches all alike.
 
 use super::component::{ComponentFile, Workshop};
 use super::error::LabError;
@@ -8,6 +9,7 @@ use super::spread::percentile;
 use super::traffic;
 use portolan_policy::builtin::{self, BUILT_IN, default_for};
 use portolan_policy::{Answer, Call, CostColumn, Matrix, NameTables, Policy, Question, QuestionKind};
+use portolan_ports::Reuse;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +44,18 @@ pub struct Measured {
     pub fuel_median: f64,
     /// Making one instance: what a call takes longer that has to make its own.
     pub instance_us: f64,
+    /// The median decision when each instance is kept for further calls (`reuse: warm`).
+    pub warm_median_us: f64,
+    /// What 99 of 100 of those do not exceed.
+    pub warm_p99_us: f64,
+    /// Of those, decisions a second on one thread.
+    pub warm_per_second: f64,
+    /// Bytes of memory of the largest instance, each used once.
+    pub memory_bytes: u64,
+    /// The same of the largest instance that is kept.
+    pub warm_memory_bytes: u64,
+    /// Compiling every component, once.
+    pub compile_us: f64,
     /// Policy calls in a decision.
     pub calls: usize,
     /// Candidate routes of each request.
@@ -62,8 +76,9 @@ pub struct Effort {
     pub decisions: usize,
 }
 
-/// One call of a decision, in three forms.
+/// One call of a decision, in four forms.
 struct Step {
+    warm: Arc<dyn Policy>,
     ahead: Arc<dyn Policy>,
     alone: Arc<dyn Policy>,
     native: Arc<dyn Policy>,
@@ -77,7 +92,10 @@ pub fn measure(
     config: &str,
     effort: Effort,
 ) -> Result<Measured, LabError> {
-    let without = workshop.without_instances_ahead()?;
+    let (without, warm) = (
+        workshop.without_instances_ahead()?,
+        workshop.without_instances_ahead()?,
+    );
     let mut steps = Vec::new();
     for (i, file) in files.iter().enumerate() {
         let again = files[..i].iter().any(|before| before.path == file.path);
@@ -88,6 +106,7 @@ pub fn measure(
         steps.push(Step {
             ahead: workshop.load(file, config, &names)?,
             alone: without.load(file, config, &names)?,
+            warm: warm.load_for(file, config, &names, Reuse::Warm)?,
             native: native(file, config, &names)?,
         });
     }
@@ -103,14 +122,24 @@ pub fn measure(
         let ahead = timed(&steps, request, |step| step.ahead.as_ref())?;
         let native = timed(&steps, request, |step| step.native.as_ref())?;
         let alone = timed(&steps, request, |step| step.alone.as_ref())?;
+        let warm = timed(&steps, request, |step| step.warm.as_ref())?;
         if n >= WARM_UP {
             series.ahead.push(ahead.micros);
             series.fuel.push(ahead.fuel as f64);
             series.native.push(native.micros);
             series.alone.push(alone.micros);
+            series.warm.push(warm.micros);
         }
     }
-    Ok(series.measured(steps.len(), effort))
+    let mut distinct: Vec<&ComponentFile> = files.iter().collect();
+    distinct.dedup_by_key(|file| &file.path);
+    let compiling: f64 = distinct.iter().map(|file| file.compile_time.as_secs_f64()).sum();
+    Ok(Measured {
+        memory_bytes: workshop.memory_high_water(),
+        warm_memory_bytes: warm.memory_high_water(),
+        compile_us: compiling * 1e6,
+        ..series.measured(steps.len(), effort)
+    })
 }
 
 /// The built-in policy of the component's name, or the default of its question.
@@ -133,26 +162,40 @@ struct Series {
     ahead: Vec<f64>,
     native: Vec<f64>,
     alone: Vec<f64>,
+    warm: Vec<f64>,
     fuel: Vec<f64>,
 }
 
 impl Series {
     fn measured(mut self, calls: usize, effort: Effort) -> Measured {
-        let total: f64 = self.alone.iter().sum();
-        let all = [&mut self.ahead, &mut self.native, &mut self.alone, &mut self.fuel];
-        all.into_iter().for_each(|series| series.sort_by(f64::total_cmp));
+        let per_second = |times: &[f64]| {
+            let total: f64 = times.iter().sum();
+            if total > 0.0 {
+                times.len() as f64 * 1e6 / total
+            } else {
+                0.0
+            }
+        };
+        let (alone, warm) = (per_second(&self.alone), per_second(&self.warm));
+        let times = [&mut self.ahead, &mut self.native, &mut self.alone, &mut self.warm];
+        times
+            .into_iter()
+            .chain([&mut self.fuel])
+            .for_each(|series| series.sort_by(f64::total_cmp));
         let median_us = percentile(&self.ahead, 50);
         Measured {
             median_us,
             p99_us: percentile(&self.ahead, 99),
-            per_second: if total > 0.0 {
-                self.alone.len() as f64 * 1e6 / total
-            } else {
-                0.0
-            },
+            per_second: alone,
             native_median_us: percentile(&self.native, 50),
             fuel_median: percentile(&self.fuel, 50),
             instance_us: (percentile(&self.alone, 50) - median_us).max(0.0) / calls.max(1) as f64,
+            warm_median_us: percentile(&self.warm, 50),
+            warm_p99_us: percentile(&self.warm, 99),
+            warm_per_second: warm,
+            memory_bytes: 0,
+            warm_memory_bytes: 0,
+            compile_us: 0.0,
             calls,
             routes: effort.routes,
             decisions: effort.decisions,
@@ -235,6 +278,7 @@ mod tests {
             ahead: vec![30.0, 10.0, 20.0],
             native: vec![2.0, 1.0, 3.0],
             alone: vec![50.0, 60.0, 40.0],
+            warm: vec![5.0, 4.0, 3.0],
             fuel: vec![7.0, 9.0, 8.0],
         };
         let effort = Effort {
@@ -249,6 +293,10 @@ mod tests {
         assert_eq!(
             (found.fuel_median, found.instance_us, found.per_second),
             (8.0, 10.0, 20_000.0)
+        );
+        assert_eq!(
+            (found.warm_median_us, found.warm_p99_us, found.warm_per_second),
+            (4.0, 5.0, 250_000.0)
         );
     }
 

@@ -1,10 +1,11 @@
 //! A table of cases: what a policy is asked, and what it is expected to answer.
 
 use super::error::LabError;
+use super::forms::{ConfigText, list, some_list};
 use super::names::NamesText;
 use super::rows::{Cell, NamedRow};
 use super::situation::SituationText;
-use portolan_policy::{CostColumn, Directive, Placement, RouteColumn};
+use portolan_policy::{CostColumn, Directive, Placement, QuestionKind, RouteColumn};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,11 @@ use std::path::{Path, PathBuf};
 #[serde(deny_unknown_fields, default)]
 pub struct CaseTable {
     /// The binding's text, for cases that have none of their own.
-    pub config: String,
+    pub config: ConfigText,
     /// Name tables, for cases that have none of their own.
     pub names: Option<NamesText>,
     /// The cases.
+    #[serde(deserialize_with = "list")]
     pub cases: Vec<SituationText>,
 }
 
@@ -28,10 +30,13 @@ pub struct Expect {
     /// Columns of the route that is taken first.
     pub first: Option<NamedRow<RouteColumn>>,
     /// Columns of the routes in the order in which they are taken.
+    #[serde(deserialize_with = "some_list")]
     pub order: Option<Vec<NamedRow<RouteColumn>>>,
     /// Columns of routes that must never be taken.
+    #[serde(deserialize_with = "some_list")]
     pub never: Option<Vec<NamedRow<RouteColumn>>>,
     /// Every score, in the order of the routes.
+    #[serde(deserialize_with = "some_list")]
     pub scores: Option<Vec<Cell>>,
     /// A part of the reason for a refusal.
     pub refuse: Option<String>,
@@ -40,8 +45,10 @@ pub struct Expect {
     /// What sites may do with the data.
     pub placements: Option<BTreeMap<String, Placement>>,
     /// Columns of each cost row, in the order of the routes.
+    #[serde(deserialize_with = "some_list")]
     pub costs: Option<Vec<NamedRow<CostColumn>>>,
     /// What dies, in any order.
+    #[serde(deserialize_with = "some_list")]
     pub directives: Option<Vec<Directive>>,
 }
 
@@ -53,9 +60,14 @@ impl CaseTable {
 
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, LabError> {
-        let text = std::fs::read_to_string(path).map_err(|source| LabError::Read {
-            path: path.to_owned(),
-            source,
+        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => LabError::NoCases {
+                path: path.to_owned(),
+            },
+            _ => LabError::Read {
+                path: path.to_owned(),
+                source,
+            },
         })?;
         Self::parse(&text).map_err(|detail| LabError::Parse {
             path: path.to_owned(),
@@ -93,6 +105,28 @@ impl CaseTable {
             }
         }
         Ok(table)
+    }
+}
+
+impl Expect {
+    /// The keys that an answer to a question of this kind can never meet.
+    pub fn out_of_place(&self, kind: QuestionKind) -> Option<&'static str> {
+        use QuestionKind::{Cost, Invalidation, Residency, Routing};
+        let keys: [(bool, &'static str, &[QuestionKind]); 9] = [
+            (self.first.is_some(), "first", &[Cost, Routing]),
+            (self.order.is_some(), "order", &[Cost, Routing]),
+            (self.never.is_some(), "never", &[Cost, Routing]),
+            (self.scores.is_some(), "scores", &[Cost, Routing]),
+            (self.refuse.is_some(), "refuse", &[Routing]),
+            (self.defer.is_some(), "defer", &[Routing]),
+            (self.placements.is_some(), "placements", &[Residency]),
+            (self.costs.is_some(), "costs", &[Cost]),
+            (self.directives.is_some(), "directives", &[Invalidation]),
+        ];
+        let mut wrong = keys
+            .iter()
+            .filter(|(is_there, _, kinds)| *is_there && !kinds.contains(&kind));
+        wrong.next().map(|(_, key, _)| *key)
     }
 }
 
@@ -150,5 +184,69 @@ mod tests {
         let error = CaseTable::parse("- name: x\n").unwrap_err();
         assert!(error.starts_with("x: `expect` says nothing"), "{error}");
         assert!(CaseTable::parse("").unwrap_err().contains("no case"));
+    }
+
+    /// What a newcomer writes, and what is said to it.
+    #[test]
+    fn a_mistake_is_answered_in_the_words_of_the_form() {
+        for (written, says) in [
+            (
+                "first: paris",
+                "the columns of a route by name, as in {prefill_site: 7}",
+            ),
+            (
+                "order: {prefill_site: paris}",
+                "a list: begin each entry with `- `",
+            ),
+            ("order: [paris, virginia]", "the columns of a route by name"),
+            ("scores: 5", "a list"),
+            ("first: {prefill_us: 0.3}", "a whole number from 0"),
+            ("first: {prefill_us: -3}", "negative"),
+            ("directives: [drop-group]", "drop-group"),
+        ] {
+            let error = CaseTable::parse(&format!("- name: x\n  expect:\n    {written}\n")).unwrap_err();
+            assert!(
+                error.contains(says) && error.contains("line 3"),
+                "{written}: {error}"
+            );
+        }
+        for (written, says) in [
+            ("case: []", "expected one of config, names, cases"),
+            ("cases:\n  name: x", "a list"),
+            ("- name: x\n  routes:\n    prefill_site: paris", "a list"),
+            (
+                "- name: x\n  event: tick",
+                "an event is written {\"tick\": 60000}",
+            ),
+            ("- name: x\n\texpect: {}", "tab"),
+            ("# only a comment", "there is no case"),
+        ] {
+            let error = CaseTable::parse(written).unwrap_err();
+            assert!(error.contains(says), "{written}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_may_be_written_as_the_object_it_is() {
+        let text = "config: {local: 3, on: true}\ncases:\n- expect: {defer: 1}\n- config: ''\n  expect: {defer: 1}\n";
+        let table = CaseTable::parse(text).unwrap();
+        assert_eq!(table.config.0, "{\"local\":3,\"on\":true}");
+        assert_eq!(
+            (&table.cases[0].config, &table.cases[1].config),
+            (&None, &Some(ConfigText::default()))
+        );
+    }
+
+    #[test]
+    fn an_expectation_belongs_to_its_question() {
+        let expect = |text: &str| serde_saphyr::from_str::<Expect>(text).unwrap();
+        let placements = expect("placements: {paris: denied}");
+        assert_eq!(placements.out_of_place(QuestionKind::Routing), Some("placements"));
+        assert_eq!(placements.out_of_place(QuestionKind::Residency), None);
+        assert_eq!(
+            expect("first: {prefill_site: 1}").out_of_place(QuestionKind::Cost),
+            None
+        );
+        assert_eq!(expect("defer: 1").out_of_place(QuestionKind::Cost), Some("defer"));
     }
 }

@@ -1,8 +1,9 @@
-//! What a policy would have changed: recorded decisions beside those made again, in sum and by request.
+//! What a policy changes: decisions beside those made again, in sum and by request. What is kept does not grow with the
+//! number of requests.
 
 use super::replay::{Outcome, Replayed};
-use super::spread::Spread;
-use portolan_decide::{CandidateRecord, PathRecord};
+use super::spread::{Gathered, Spread};
+use portolan_decide::{CandidateRecord, PathRecord, RouteRecord};
 use portolan_policy::builtin::{Cost, Ttft};
 use portolan_policy::{NEVER, RequestView, RouteView};
 use serde::Serialize;
@@ -10,19 +11,64 @@ use serde::Serialize;
 /// Differences that are explained one by one.
 const EXPLAINED: usize = 10;
 
-/// What the host expects of a decision, from the facts that the policies were told: independent of what any cost
-/// policy made of them, so that two of them compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a route costs. Of a recorded request it is what the host expects, from the facts that the policies were told:
+/// independent of what any cost policy made of them, so that two of them compare. Of a simulated one, what came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Estimate {
-    /// Time to first token: queue, prefill and transfer of the built-in `ttft`, in µs.
+    /// Time to first token, in µs: the four parts together.
     pub ttft_us: u64,
+    /// Waiting for the prompt to be computed.
+    pub queue_us: u64,
+    /// Computing it.
+    pub prefill_us: u64,
+    /// Sending its KV, as far as that is not hidden behind computing it.
+    pub transfer_us: u64,
+    /// Waiting for a place to generate the answer, and the first token; only simulated.
+    pub decode_us: u64,
+    /// Prompt tokens that need no computing.
+    pub cached_tokens: u32,
     /// KV between sites, in bytes.
-    pub bytes: u64,
+    pub cross_site_bytes: u64,
     /// The price, in millionths of the operator's unit.
     pub price_micros: u64,
 }
 
-/// A measure, recorded and decided again, over the requests that both ways have a route.
+impl Estimate {
+    /// Adds the parts up.
+    #[must_use]
+    pub fn summed(self) -> Self {
+        let ttft_us = [self.queue_us, self.prefill_us, self.transfer_us, self.decode_us]
+            .into_iter()
+            .sum();
+        Self { ttft_us, ..self }
+    }
+}
+
+/// Where one decision leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Along a route; without an estimate where its facts say that it does not work.
+    Route(RouteRecord, Option<Estimate>),
+    /// Nowhere, and why.
+    Nowhere(String),
+}
+
+/// One request, decided twice.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// The request.
+    pub request_id: String,
+    /// Length of its prompt.
+    pub prompt_tokens: u32,
+    /// As it was decided.
+    pub recorded: Way,
+    /// As the policy decides.
+    pub replayed: Way,
+    /// Why something else answered than the policy.
+    pub fallbacks: Vec<String>,
+}
+
+/// A measure both ways, over the requests that both ways have a route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Moved {
     /// As it was decided.
@@ -36,6 +82,8 @@ pub struct Moved {
 pub struct Change {
     /// The request.
     pub request_id: String,
+    /// Length of its prompt.
+    pub prompt_tokens: u32,
     /// Where it went.
     pub from: String,
     /// Where it would go.
@@ -46,20 +94,28 @@ pub struct Change {
     pub cross_site_bytes: Option<i64>,
     /// By how much the price changes, in millionths of the operator's unit.
     pub price_micros: Option<i64>,
+    /// What the route it took costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<Estimate>,
+    /// What the route it would take costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replayed: Option<Estimate>,
     /// Why something else answered than the policy.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<String>,
 }
 
-/// What a policy would have changed.
+/// What a policy changes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Records decided again.
+    /// Requests decided again.
     pub decided: usize,
     /// Records without candidates: they ended before a decision.
     pub skipped: usize,
     /// Decisions that change.
     pub changed: usize,
+    /// Those of them whose prompt is computed at another site.
+    pub moved_site: usize,
     /// Served then, refused or deferred now.
     pub newly_unserved: usize,
     /// Refused or deferred then, served now.
@@ -68,7 +124,7 @@ pub struct Comparison {
     pub faults: usize,
     /// Records whose routes were priced by the built-in `ttft`.
     pub repriced: usize,
-    /// Expected time to first token, in µs.
+    /// Time to first token, in µs.
     pub ttft_us: Moved,
     /// KV between sites, in bytes.
     pub cross_site_bytes: Moved,
@@ -78,12 +134,34 @@ pub struct Comparison {
     pub differences: Vec<Change>,
 }
 
+/// A measure, gathered both ways.
+#[derive(Debug, Default)]
+struct Both {
+    recorded: Gathered,
+    replayed: Gathered,
+}
+
+impl Both {
+    fn add(&mut self, recorded: u64, replayed: u64) {
+        self.recorded.add(recorded);
+        self.replayed.add(replayed);
+    }
+
+    fn moved(&self) -> Moved {
+        Moved {
+            recorded: self.recorded.spread(),
+            replayed: self.replayed.spread(),
+        }
+    }
+}
+
 /// Collects decisions.
 #[derive(Debug, Default)]
 pub struct Tally {
     counts: Comparison,
-    pairs: Vec<(Estimate, Estimate)>,
-    changes: Vec<Change>,
+    ttft: Both,
+    bytes: Both,
+    price: Both,
 }
 
 impl Tally {
@@ -93,108 +171,144 @@ impl Tally {
     }
 
     /// A record, where it led, and what came of deciding it again.
-    pub fn add(&mut self, record: &PathRecord, recorded: &Outcome, replayed: &Replayed) {
-        let estimate = |outcome: &Outcome| match outcome {
-            Outcome::Route(i) => record.candidates.get(*i).and_then(|c| estimate_of(record, c)),
-            Outcome::Nowhere(_) => None,
-        };
-        let both = estimate(recorded).zip(estimate(&replayed.outcome));
-        self.pairs.extend(both);
+    pub fn add_record(&mut self, record: &PathRecord, recorded: &Outcome, replayed: Replayed) {
+        self.counts.repriced += usize::from(replayed.repriced);
+        self.add(Decided {
+            request_id: printable(record.request_id.as_str()),
+            prompt_tokens: record.request.prompt_tokens,
+            recorded: way(record, recorded),
+            replayed: way(record, &replayed.outcome),
+            fallbacks: replayed.fallbacks,
+        });
+    }
+
+    /// A request that was decided twice.
+    pub fn add(&mut self, decided: Decided) {
         let counts = &mut self.counts;
         counts.decided += 1;
-        counts.faults += replayed.fallbacks.len();
-        counts.repriced += usize::from(replayed.repriced);
-        let changed = match (recorded, &replayed.outcome) {
-            (Outcome::Route(a), Outcome::Route(b)) => a != b,
-            (Outcome::Route(_), Outcome::Nowhere(_)) => {
+        counts.faults += decided.fallbacks.len();
+        let (from, to) = (decided.recorded.estimate(), decided.replayed.estimate());
+        if let Some((from, to)) = from.zip(to) {
+            self.ttft.add(from.ttft_us, to.ttft_us);
+            self.bytes.add(from.cross_site_bytes, to.cross_site_bytes);
+            self.price.add(from.price_micros, to.price_micros);
+        }
+        let changed = match (&decided.recorded, &decided.replayed) {
+            (Way::Route(a, _), Way::Route(b, _)) => {
+                counts.moved_site += usize::from(a.prefill_site != b.prefill_site);
+                a != b
+            }
+            (Way::Route(..), Way::Nowhere(_)) => {
                 counts.newly_unserved += 1;
                 true
             }
-            (Outcome::Nowhere(_), Outcome::Route(_)) => {
+            (Way::Nowhere(_), Way::Route(..)) => {
                 counts.newly_served += 1;
                 true
             }
-            (Outcome::Nowhere(_), Outcome::Nowhere(_)) => false,
+            (Way::Nowhere(_), Way::Nowhere(_)) => false,
         };
         if changed {
             counts.changed += 1;
-            let by = |measure: fn(&Estimate) -> u64| both.map(|(a, b)| difference(measure(&a), measure(&b)));
-            self.changes.push(Change {
-                request_id: record.request_id.as_str().to_owned(),
-                from: named(record, recorded),
-                to: named(record, &replayed.outcome),
-                ttft_us: by(|e| e.ttft_us),
-                cross_site_bytes: by(|e| e.bytes),
-                price_micros: by(|e| e.price_micros),
-                fallbacks: replayed.fallbacks.clone(),
-            });
+            self.explain(decided, from, to);
+        }
+    }
+
+    /// Keeps a change if it is one of the largest so far.
+    fn explain(&mut self, decided: Decided, from: Option<Estimate>, to: Option<Estimate>) {
+        let by = |measure: fn(&Estimate) -> u64| Some(difference(measure(&from?), measure(&to?)));
+        let change = Change {
+            from: decided.recorded.to_string(),
+            to: decided.replayed.to_string(),
+            ttft_us: by(|e| e.ttft_us),
+            cross_site_bytes: by(|e| e.cross_site_bytes),
+            price_micros: by(|e| e.price_micros),
+            recorded: from,
+            replayed: to,
+            request_id: decided.request_id,
+            prompt_tokens: decided.prompt_tokens,
+            fallbacks: decided.fallbacks,
+        };
+        // Equals by id, so that the same requests give the same text in whatever order they come.
+        let rank = |change: &Change| {
+            let size = change.ttft_us.map_or(u64::MAX, i64::unsigned_abs);
+            (std::cmp::Reverse(size), change.request_id.clone())
+        };
+        let kept = &mut self.counts.differences;
+        let place = kept.partition_point(|before| rank(before) <= rank(&change));
+        if place < EXPLAINED {
+            kept.insert(place, change);
+            kept.truncate(EXPLAINED);
         }
     }
 
     /// Everything together.
-    pub fn finish(mut self) -> Comparison {
-        let moved = |measure: fn(&Estimate) -> u64| {
-            let side = |pick: fn(&(Estimate, Estimate)) -> &Estimate| {
-                let values: Vec<f64> = self.pairs.iter().map(|pair| measure(pick(pair)) as f64).collect();
-                Spread::of(&values)
-            };
-            Moved {
-                recorded: side(|pair| &pair.0),
-                replayed: side(|pair| &pair.1),
-            }
-        };
-        let (ttft_us, cross_site_bytes, price_micros) = (
-            moved(|e| e.ttft_us),
-            moved(|e| e.bytes),
-            moved(|e| e.price_micros),
-        );
-        let size = |change: &Change| change.ttft_us.map_or(u64::MAX, i64::unsigned_abs);
-        // Stable, and equals by id, so that the same records give the same text.
-        self.changes.sort_by(|a, b| {
-            size(b)
-                .cmp(&size(a))
-                .then_with(|| a.request_id.cmp(&b.request_id))
-        });
-        self.changes.truncate(EXPLAINED);
+    pub fn finish(self) -> Comparison {
         Comparison {
-            ttft_us,
-            cross_site_bytes,
-            price_micros,
-            differences: self.changes,
+            ttft_us: self.ttft.moved(),
+            cross_site_bytes: self.bytes.moved(),
+            price_micros: self.price.moved(),
             ..self.counts
         }
+    }
+}
+
+impl Way {
+    fn estimate(&self) -> Option<Estimate> {
+        match self {
+            Self::Route(_, estimate) => *estimate,
+            Self::Nowhere(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nowhere(why) => f.write_str(&printable(why)),
+            Self::Route(route, _) => f.write_str(&printable(&format!(
+                "{}/{} → {}/{}",
+                route.prefill_site, route.prefill_instance, route.decode_site, route.decode_instance
+            ))),
+        }
+    }
+}
+
+/// Names in a file may be anything; what is printed must not move the cursor of a terminal.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+fn way(record: &PathRecord, outcome: &Outcome) -> Way {
+    match outcome {
+        Outcome::Nowhere(why) => Way::Nowhere(why.clone()),
+        Outcome::Route(i) => match record.candidates.get(*i) {
+            Some(candidate) => Way::Route(candidate.route.clone(), estimate_of(record, candidate)),
+            None => Way::Nowhere("no such candidate".to_owned()),
+        },
     }
 }
 
 fn estimate_of(record: &PathRecord, candidate: &CandidateRecord) -> Option<Estimate> {
     let (request, route) = (record.request.to_cells(), candidate.facts.to_cells());
     let cost = Ttft::default().estimate(RequestView(&request), RouteView(&route));
-    (cost.total_us != NEVER).then(|| Estimate {
-        ttft_us: [cost.queue_us, cost.prefill_us, cost.transfer_us]
-            .into_iter()
-            .map(u64::from)
-            .sum(),
-        bytes: u64::from(candidate.facts.transfer_kib) << 10,
+    let expected = Estimate {
+        queue_us: u64::from(cost.queue_us),
+        prefill_us: u64::from(cost.prefill_us),
+        transfer_us: u64::from(cost.transfer_us),
+        cached_tokens: candidate.facts.cached_tokens,
+        cross_site_bytes: u64::from(candidate.facts.transfer_kib) << 10,
         price_micros: u64::from(candidate.facts.price_micros),
-    })
+        ..Estimate::default()
+    };
+    (cost.total_us != NEVER).then(|| expected.summed())
 }
 
 fn difference(from: u64, to: u64) -> i64 {
     let signed = |value| i64::try_from(value).unwrap_or(i64::MAX);
     signed(to) - signed(from)
-}
-
-fn named(record: &PathRecord, outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Nowhere(why) => why.clone(),
-        Outcome::Route(i) => record.candidates.get(*i).map_or_else(String::new, |candidate| {
-            let route = &candidate.route;
-            format!(
-                "{}/{} → {}/{}",
-                route.prefill_site, route.prefill_instance, route.decode_site, route.decode_instance
-            )
-        }),
-    }
 }
 
 #[cfg(test)]
@@ -222,10 +336,10 @@ mod tests {
             } else {
                 Outcome::Route(1)
             };
-            tally.add(&record, &recorded(&record), &to(outcome));
+            tally.add_record(&record, &recorded(&record), to(outcome));
         }
         let same = record("req-same", &[(1, 100)]);
-        tally.add(&same, &recorded(&same), &to(Outcome::Route(0)));
+        tally.add_record(&same, &recorded(&same), to(Outcome::Route(0)));
         let found = tally.finish();
         assert_eq!(
             (found.decided, found.skipped, found.changed, found.newly_unserved),
@@ -252,6 +366,12 @@ mod tests {
         assert_eq!(found.differences.len(), 10);
         assert_eq!(found.differences[1].from, "site-0/p → site-0/d");
         assert_eq!(found.differences[1].to, "site-1/p → site-0/d");
+        assert_eq!(found.moved_site, 19);
+        let parts = found.differences[1].replayed.unwrap();
+        assert_eq!(
+            (parts.ttft_us, parts.prefill_us, parts.cross_site_bytes),
+            (119, 119, 102_400)
+        );
     }
 
     #[test]
@@ -259,10 +379,20 @@ mod tests {
         let mut tally = Tally::default();
         let record = record("req-1", &[(1, 10)]);
         let nowhere = |why: &str| Outcome::Nowhere(why.into());
-        tally.add(&record, &nowhere("a"), &to(nowhere("b")));
-        tally.add(&record, &nowhere("a"), &to(Outcome::Route(0)));
+        tally.add_record(&record, &nowhere("a"), to(nowhere("b")));
+        tally.add_record(&record, &nowhere("a"), to(Outcome::Route(0)));
         let found = tally.finish();
         assert_eq!((found.changed, found.newly_served), (1, 1));
         assert_eq!(found.ttft_us, Moved::default());
+    }
+
+    #[test]
+    fn names_out_of_a_file_cannot_steer_a_terminal() {
+        let mut record = record("req-1", &[(1, 10), (2, 20)]);
+        record.candidates[1].route.prefill_site = "\u{1b}[2Jparis\n".to_owned();
+        let mut tally = Tally::default();
+        tally.add_record(&record, &recorded(&record), to(Outcome::Route(1)));
+        let found = tally.finish();
+        assert_eq!(found.differences[0].to, "\u{fffd}[2Jparis\u{fffd}/p → site-0/d");
     }
 }

@@ -9,6 +9,10 @@ use portolan_policy::{NameTables, Policy, QuestionKind, Scope};
 use portolan_ports::{Binding, PolicyLoader, PolicyRejection, Reuse, Severity};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A minute: far beyond what the fuel of any call buys, however busy the machine is.
+const UNHURRIED_MS: u64 = 60_000;
 
 /// A component that passed the check of every upload.
 #[derive(Clone, Debug)]
@@ -19,6 +23,8 @@ pub struct ComponentFile {
     pub name: String,
     /// The question it answers.
     pub question: QuestionKind,
+    /// What compiling it took.
+    pub compile_time: Duration,
     sha256: String,
     bytes: Vec<u8>,
     compiled: Vec<u8>,
@@ -53,6 +59,22 @@ impl Workshop {
         })
     }
 
+    /// Lives by `clock`, which is not the wall's: what policies keep ages by it, and no call is stopped for the wall
+    /// clock's sake, so that fuel alone bounds it and every run is the same. A workshop of its own keeps its own state.
+    pub fn on(&self, clock: Arc<dyn Clock>) -> Result<Self, LabError> {
+        let limits = Limits {
+            inline_deadline_ms: UNHURRIED_MS,
+            slow_deadline_ms: UNHURRIED_MS,
+            setup_deadline_ms: UNHURRIED_MS,
+            ..Limits::default()
+        };
+        Ok(Self {
+            loader: component_loader_with(limits, self.key.clone(), Arc::clone(&clock))?,
+            clock,
+            key: self.key.clone(),
+        })
+    }
+
     /// Times calls.
     pub fn clock(&self) -> &dyn Clock {
         self.clock.as_ref()
@@ -61,6 +83,13 @@ impl Workshop {
     /// The loader itself.
     pub fn loader(&self) -> &ComponentLoader {
         &self.loader
+    }
+
+    /// Bytes of memory of the largest instance that has answered a call here.
+    pub fn memory_high_water(&self) -> u64 {
+        let stats = self.loader.stats();
+        let high = stats.versions.iter().map(|(_, version)| version.memory_bytes);
+        high.max().unwrap_or(0)
     }
 
     /// Reads and checks a component; `question` is told from it when `None`.
@@ -77,6 +106,7 @@ impl Workshop {
         let Some(question) = report.question.filter(|_| report.ok) else {
             return Err(refused(report));
         };
+        let begun = Instant::now();
         let compiled = self
             .loader
             .compile(&bytes)
@@ -89,18 +119,31 @@ impl Workshop {
             path: path.to_owned(),
             name: name.to_owned(),
             question,
+            compile_time: begun.elapsed(),
             sha256: report.sha256,
             bytes,
             compiled,
         })
     }
 
-    /// Makes a component callable, bound to the tenant of `names`, or to the platform when that is empty.
+    /// Makes a component callable, bound to the tenant of `names`, or to the platform when that is empty. Each call
+    /// has an instance of its own.
     pub fn load(
         &self,
         file: &ComponentFile,
         config: &str,
         names: &NameTables,
+    ) -> Result<Arc<dyn Policy>, LabError> {
+        self.load_for(file, config, names, Reuse::default())
+    }
+
+    /// The same, with instances used as `reuse` says.
+    pub fn load_for(
+        &self,
+        file: &ComponentFile,
+        config: &str,
+        names: &NameTables,
+        reuse: Reuse,
     ) -> Result<Arc<dyn Policy>, LabError> {
         let scope = match names.tenant.as_str() {
             "" => Scope::Platform,
@@ -115,7 +158,7 @@ impl Workshop {
             version: file.sha256.clone(),
             config: config.to_owned(),
             names: Arc::new(names.clone()),
-            reuse: Reuse::default(),
+            reuse,
         };
         let loaded = self.loader.load(&binding, &file.bytes, Some(&file.compiled));
         loaded.map_err(|PolicyRejection(mut report)| {

@@ -121,6 +121,10 @@ impl Tables {
         };
         for (i, site) in text.sites.iter().flatten().enumerate() {
             let entry = tables.entry(site).map_err(|e| e.within(&format!("sites[{i}]")))?;
+            if tables.names.sites.iter().any(|known| known.name == entry.name) {
+                let problem = format!("another site is called {:?} already", entry.name);
+                return Err(LabError::value(format!("sites[{i}]"), problem));
+            }
             tables.names.sites.push(entry);
         }
         Ok(tables)

@@ -101,6 +101,8 @@ fn index_of(column: &str, name: &str, tables: &mut Tables) -> Result<u32, LabErr
             name,
             &["auto", "local_only", "remote_preferred", "remote_required"],
         ),
+        _ if name.parse::<u64>().is_ok() => Err(NameError::Quoted(name.to_owned())),
+        "tenant" => Err(NameError::Tenant(name.to_owned())),
         _ => Err(NameError::NoNumber(name.to_owned())),
     }
     .map_err(|problem| LabError::value(column, problem.to_string()))
@@ -148,7 +150,12 @@ impl<'de, C: Columns> Deserialize<'de> for NamedRow<C> {
         impl<'de, C: Columns> Visitor<'de> for Reader<C> {
             type Value = NamedRow<C>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "the columns of a {} by name", C::ROW)
+                write!(
+                    f,
+                    "the columns of a {} by name, as in {{{}: 7}}",
+                    C::ROW,
+                    C::all()[0]
+                )
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NamedRow<C>, A::Error> {
                 let known = C::all();
@@ -165,7 +172,7 @@ impl<'de, C: Columns> Deserialize<'de> for NamedRow<C> {
                 Ok(row)
             }
         }
-        deserializer.deserialize_map(Reader(PhantomData))
+        deserializer.deserialize_any(Reader(PhantomData))
     }
 }
 
@@ -213,5 +220,12 @@ mod tests {
         let row = route(r#"{"queue_us": "soon"}"#).unwrap();
         let error = row.to_cells(&mut Tables::open()).unwrap_err().to_string();
         assert!(error.starts_with("queue_us: \"soon\""), "{error}");
+        let error = route(r#"{"queue_us": "100"}"#)
+            .unwrap()
+            .to_cells(&mut Tables::open());
+        assert!(error.unwrap_err().to_string().contains("write 100 without"));
+        let request: NamedRow<RequestColumn> = serde_json::from_str(r#"{"tenant": "acme"}"#).unwrap();
+        let error = request.to_cells(&mut Tables::open()).unwrap_err().to_string();
+        assert!(error.contains("names: {tenant: acme}"), "{error}");
     }
 }

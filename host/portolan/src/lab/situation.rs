@@ -2,6 +2,7 @@
 
 use super::cases::Expect;
 use super::error::{LabError, NameError};
+use super::forms::{ConfigText, event, list, some_list};
 use super::names::{NamesText, SiteText, Tables};
 use super::rows::{Cell, NamedRow};
 use portolan_decide::PathRecord;
@@ -22,8 +23,10 @@ pub struct SituationText {
     /// The request row.
     pub request: NamedRow<RequestColumn>,
     /// Candidate routes.
+    #[serde(deserialize_with = "list")]
     pub routes: Vec<NamedRow<RouteColumn>>,
     /// What they cost; the built-in `ttft` prices them when this is left out.
+    #[serde(deserialize_with = "list")]
     pub costs: Vec<NamedRow<CostColumn>>,
     /// Labels of the request.
     pub labels: BTreeMap<String, String>,
@@ -32,15 +35,18 @@ pub struct SituationText {
     /// Name tables.
     pub names: Option<NamesText>,
     /// The sites alone, in place of `names`.
+    #[serde(deserialize_with = "some_list")]
     pub sites: Option<Vec<SiteText>>,
     /// Whose data, for residency; told from the request when left out.
     pub subject: Option<SubjectText>,
     /// What happened, for invalidation.
+    #[serde(deserialize_with = "event")]
     pub event: Option<Event>,
     /// Groups of cached blocks, for invalidation.
+    #[serde(deserialize_with = "list")]
     pub groups: Vec<NamedRow<GroupColumn>>,
     /// The binding's text.
-    pub config: Option<String>,
+    pub config: Option<ConfigText>,
     /// What a test expects.
     pub expect: Option<Expect>,
 }
@@ -144,6 +150,22 @@ impl Situation {
         }
     }
 
+    /// What a question of this kind is asked without, although an answer is about nothing else.
+    pub fn lacks(&self, kind: QuestionKind) -> Option<&'static str> {
+        match kind {
+            QuestionKind::Residency if self.names.sites.is_empty() => {
+                Some("the view names no site, so there was nothing to place; give it `sites`")
+            }
+            QuestionKind::Cost | QuestionKind::Routing if self.routes.is_empty() => {
+                Some("the view has no route, so there was nothing to choose from; give it `routes`")
+            }
+            QuestionKind::Invalidation if self.groups.is_empty() => {
+                Some("the view has no group of cached blocks; give it `groups` and an `event`")
+            }
+            _ => None,
+        }
+    }
+
     /// The question of this kind.
     pub fn question(&self, kind: QuestionKind) -> Question<'_> {
         let request = &self.request[..];
@@ -216,10 +238,20 @@ pub fn names_of(record: &PathRecord) -> NameTables {
     NameTables {
         sites: record.placements.iter().map(site).collect(),
         jurisdictions: vec!["any".to_owned()],
-        models: vec![record.model.clone()],
+        models: models_of(record),
         user_classes: vec!["standard".to_owned()],
         ..NameTables::default()
     }
+}
+
+/// The one model that a record names, at its place; the others have no name.
+fn models_of(record: &PathRecord) -> Vec<String> {
+    /// More models than a host has: a table must not grow with a number in a file.
+    const MOST: usize = 1 << 10;
+    let place = (record.request.model as usize).min(MOST);
+    let mut models = vec![String::new(); place + 1];
+    models[place].clone_from(&record.model);
+    models
 }
 
 /// What the built-in `ttft` says that `routes` cost.
@@ -308,5 +340,19 @@ mod tests {
         );
         let error = situation(json!({"routes": [{}], "costs": [{}, {}]})).unwrap_err();
         assert_eq!(error.to_string(), "costs: 2 rows for 1 routes");
+        let error = situation(json!({"sites": ["a", "a"]})).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "sites[1]: another site is called \"a\" already"
+        );
+        let empty = situation(json!({"request": {"prompt_tokens": 1}})).unwrap();
+        for kind in [
+            QuestionKind::Residency,
+            QuestionKind::Cost,
+            QuestionKind::Routing,
+            QuestionKind::Invalidation,
+        ] {
+            assert!(empty.lacks(kind).is_some(), "{kind}");
+        }
     }
 }

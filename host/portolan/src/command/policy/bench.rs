@@ -6,6 +6,7 @@ use crate::lab::LabError;
 use crate::lab::bench::{Effort, Measured, TIMED, measure, native_name};
 use crate::lab::component::{ComponentFile, Workshop};
 use clap::Args;
+use portolan_base::Bytes;
 use portolan_decide::MAX_ROUTES;
 use std::path::PathBuf;
 
@@ -73,7 +74,15 @@ fn bench(args: &BenchArgs) -> Result<(Vec<ComponentFile>, Measured), LabError> {
 
 fn describe(files: &[ComponentFile], measured: &Measured) -> Vec<String> {
     let names = |of: fn(&ComponentFile) -> &str| files.iter().map(of).collect::<Vec<_>>().join(", ");
-    let row = |what: &str, value: f64, unit: &str| format!("  {what:<34}{value:>12.2} {unit}");
+    let row = |what: &str, cells: [String; 3]| {
+        let [ahead, warm, native] = cells;
+        format!("  {what:<26}{ahead:>16}{warm:>16}{native:>16}")
+    };
+    let micros = |us: f64| format!("{us:.2} µs");
+    let ratio = |us: f64| format!("{:.1} ×", us / measured.native_median_us.max(0.001));
+    let rate = |per_second: f64| format!("{per_second:.0}/s");
+    let memory = |bytes: u64| Bytes(bytes).to_string();
+    let none = String::new;
     let mut out = vec![
         format!(
             "{} (built in: {}), {} routes × 23 columns, {} decisions of {} calls",
@@ -83,20 +92,44 @@ fn describe(files: &[ComponentFile], measured: &Measured) -> Vec<String> {
             measured.decisions,
             measured.calls
         ),
-        row("decision, median", measured.median_us, "µs"),
-        row("decision, P99", measured.p99_us, "µs"),
-        row("built in, median", measured.native_median_us, "µs"),
+        row("", ["made ahead".into(), "warm".into(), "built in".into()]),
         row(
-            "ratio",
-            measured.median_us / measured.native_median_us.max(0.001),
-            "×",
+            "decision, median",
+            [
+                micros(measured.median_us),
+                micros(measured.warm_median_us),
+                micros(measured.native_median_us),
+            ],
         ),
-        row("fuel, median", measured.fuel_median, ""),
-        row("making an instance", measured.instance_us, "µs"),
         row(
-            "a thread that makes its instances",
-            measured.per_second,
-            "decisions/s",
+            "decision, P99",
+            [micros(measured.p99_us), micros(measured.warm_p99_us), none()],
+        ),
+        row(
+            "of the built-in's median",
+            [
+                ratio(measured.median_us),
+                ratio(measured.warm_median_us),
+                ratio(measured.native_median_us),
+            ],
+        ),
+        row(
+            "one thread, instances too",
+            [rate(measured.per_second), rate(measured.warm_per_second), none()],
+        ),
+        row(
+            "memory of an instance",
+            [
+                memory(measured.memory_bytes),
+                memory(measured.warm_memory_bytes),
+                none(),
+            ],
+        ),
+        format!(
+            "  a decision uses {:.0} fuel (median); making an instance takes {:.2} µs, compiling {:.1} ms",
+            measured.fuel_median,
+            measured.instance_us,
+            measured.compile_us / 1e3
         ),
     ];
     if !measured.optimised {

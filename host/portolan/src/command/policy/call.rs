@@ -4,6 +4,7 @@ use super::super::output::{Failure, json, line};
 use super::lab_failure;
 use crate::lab::LabError;
 use crate::lab::component::Workshop;
+use crate::lab::error::RELEASE;
 use crate::lab::names;
 use crate::lab::records;
 use crate::lab::situation::{Situation, SituationText};
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub struct CallArgs {
     /// The component.
     pub file: PathBuf,
-    /// What it is asked about: a view (JSON), or the path record of a request.
+    /// What it is asked about: a view (JSON), or the path record of a request; `-` reads it from standard input.
     #[arg(long, value_name = "VIEW.json")]
     pub input: PathBuf,
     /// The question; told from the component when left out.
@@ -53,6 +54,9 @@ fn call(args: &CallArgs) -> Result<(Value, bool), LabError> {
     let policy = workshop.load(&file, &config, &situation.names)?;
     let told = ask(policy.as_ref(), &situation, file.question, workshop.clock());
     let mut said = object!({ "question": file.question, "fuel": told.fuel, "micros": told.micros });
+    if let Some(lacks) = situation.lacks(file.question) {
+        said["notes"] = object!([lacks]);
+    }
     match &told.result {
         Ok(answer) => said["answer"] = answer_as_json(answer, &situation),
         Err(fault) => said["fault"] = object!({ "code": fault.word, "message": fault.detail }),
@@ -62,21 +66,29 @@ fn call(args: &CallArgs) -> Result<(Value, bool), LabError> {
 
 fn read_input(path: &Path, names: Option<&NameTables>) -> Result<(Situation, Option<String>), LabError> {
     let text = read(path)?;
-    let parse = |e: serde_json::Error| LabError::Parse {
+    let wrong = |detail: String| LabError::Parse {
         path: path.to_owned(),
-        detail: e.to_string(),
+        detail,
     };
-    let document: Value = serde_json::from_str(&text).map_err(parse)?;
+    let document: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
     if records::is_record(&document) {
-        let record: PathRecord = serde_json::from_str(&text).map_err(parse)?;
+        let record: Result<PathRecord, _> = serde_json::from_str(&text);
+        let record = record.map_err(|e| wrong(format!("{e}; {RELEASE}")))?;
         return Ok((Situation::recorded(&record, names), None));
     }
-    let view: SituationText = serde_json::from_str(&text).map_err(parse)?;
-    let situation = Situation::of(&view, None).map_err(|e| LabError::Parse {
-        path: path.to_owned(),
-        detail: e.to_string(),
-    })?;
-    Ok((situation, view.config))
+    if document.is_array() || document.get("data").is_some() {
+        let problem = "a list; one call takes one view or record (`GET /v1/portolan/requests/ID`), and `policy replay` \
+                       takes lists of records";
+        return Err(wrong(problem.to_owned()));
+    }
+    if !document.is_object() {
+        return Err(wrong(
+            "a view is an object: {\"request\": {...}, \"routes\": [...]}".to_owned(),
+        ));
+    }
+    let view: SituationText = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    let situation = Situation::of(&view, None).map_err(|e| wrong(e.to_string()))?;
+    Ok((situation, view.config.map(|config| config.0)))
 }
 
 /// Name tables from a file.
@@ -90,7 +102,12 @@ pub(super) fn read_names(path: &Path) -> Result<NameTables, LabError> {
 }
 
 fn read(path: &Path) -> Result<String, LabError> {
-    std::fs::read_to_string(path).map_err(|source| LabError::Read {
+    let text = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
+    text.map_err(|source| LabError::Read {
         path: path.to_owned(),
         source,
     })
@@ -113,5 +130,11 @@ fn describe(said: &Value) -> Vec<String> {
             said["fault"]["message"].as_str().unwrap_or("?")
         )),
     }
+    let notes = said["notes"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
+    out.extend(notes.map(|note| format!("note: {note}")));
     out
 }

@@ -44,6 +44,9 @@ pub(super) fn run(args: &TestArgs, as_json: bool) -> Result<(), Failure> {
         json(&serde_json::json!({ "ok": failed == 0, "question": question, "cases": verdicts }))?;
     } else {
         verdicts.iter().flat_map(describe).for_each(line);
+        if failed == 0 {
+            line(format!("all {} cases hold", verdicts.len()));
+        }
     }
     match failed {
         0 => Ok(()),
@@ -60,9 +63,9 @@ fn test(args: &TestArgs) -> Result<(QuestionKind, Vec<Verdict>), LabError> {
         .cases
         .clone()
         .unwrap_or_else(|| CaseTable::beside(&args.file));
-    let table = CaseTable::read(&path)?;
     let workshop = Workshop::new()?;
     let file = workshop.open(&args.file, args.question)?;
+    let table = CaseTable::read(&path)?;
     let mut verdicts = Vec::new();
     for (i, case) in table.cases.iter().enumerate() {
         let name = case_name(case, i);
@@ -84,11 +87,15 @@ fn try_case(
     (table, case): (&CaseTable, &SituationText),
     name: &str,
 ) -> Result<Verdict, LabError> {
+    let expect = case.expect.clone().unwrap_or_default();
+    if let Some(key) = expect.out_of_place(file.question) {
+        let problem = format!("no answer to the {} question has it", file.question);
+        return Err(LabError::value(format!("expect.{key}"), problem));
+    }
     let situation = Situation::of(case, table.names.as_ref())?;
     let config = case.config.as_ref().unwrap_or(&table.config);
-    let policy = workshop.load(file, config, &situation.names)?;
+    let policy = workshop.load(file, &config.0, &situation.names)?;
     let told = ask(policy.as_ref(), &situation, file.question, workshop.clock());
-    let expect = case.expect.clone().unwrap_or_default();
     let differences = match &told.result {
         Ok(answer) => judge(&expect, answer, &situation)?,
         Err(fault) => vec![Difference {
