@@ -152,7 +152,7 @@ pub enum PolicyCommand {
     /// Try a component on a table of cases.
     Test(TestArgs),
     /// Decide recorded requests again and say what changes.
-    Replay(ReplayArgs),
+    Replay(Box<ReplayArgs>),
     /// Measure what a component costs, beside the built-in policy.
     Bench(BenchArgs),
     /// Make a component of a core module that a guest toolchain left.

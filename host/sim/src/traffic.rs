@@ -8,6 +8,9 @@ use std::time::Duration;
 /// Tokens of one block of a Mooncake trace.
 pub const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
+const MOONCAKE_ROW: &str =
+    r#"a row is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}"#;
+
 /// Longest prompt or answer that is read: more than any model takes, and times stay far from their largest values.
 const MAX_TOKENS: u32 = 1 << 24;
 
@@ -61,7 +64,8 @@ struct MooncakeRow {
 /// Reads a trace in Mooncake's JSON lines: milliseconds, lengths, and one id for each block of 512 tokens.
 pub fn read_mooncake(trace: impl BufRead) -> Result<Vec<SimRequest>, TraceError> {
     read_lines(trace, 0, |text| {
-        let row: MooncakeRow = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let row: MooncakeRow =
+            serde_json::from_str(text).map_err(|error| format!("{error}; {MOONCAKE_ROW}"))?;
         let blocks = row.input_length.div_ceil(MOONCAKE_BLOCK_TOKENS) as usize;
         if row.input_length == 0 || row.hash_ids.len() != blocks {
             return Err(format!(

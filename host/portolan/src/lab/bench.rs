@@ -96,9 +96,12 @@ pub fn measure(
         workshop.without_instances_ahead()?,
         workshop.without_instances_ahead()?,
     );
-    let mut steps = Vec::new();
+    let (mut steps, mut compile_us) = (Vec::new(), 0.0);
     for (i, file) in files.iter().enumerate() {
         let again = files[..i].iter().any(|before| before.path == file.path);
+        if !again {
+            compile_us += without.time_to_compile(file)?.as_secs_f64() * 1e6;
+        }
         let names = NameTables {
             tenant: if again { "tenant".to_owned() } else { String::new() },
             ..traffic::names()
@@ -131,13 +134,10 @@ pub fn measure(
             series.warm.push(warm.micros);
         }
     }
-    let mut distinct: Vec<&ComponentFile> = files.iter().collect();
-    distinct.dedup_by_key(|file| &file.path);
-    let compiling: f64 = distinct.iter().map(|file| file.compile_time.as_secs_f64()).sum();
     Ok(Measured {
         memory_bytes: workshop.memory_high_water(),
         warm_memory_bytes: warm.memory_high_water(),
-        compile_us: compiling * 1e6,
+        compile_us,
         ..series.measured(steps.len(), effort)
     })
 }

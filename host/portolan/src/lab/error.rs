@@ -154,7 +154,7 @@ fn cause(error: &portolan_sim::TraceError) -> String {
 /// JSON that is no path record may be one of another release.
 fn hint(source: &serde_json::Error) -> String {
     if source.is_data() {
-        format!("; {RELEASE}")
+        format!("; {RELEASE} A request trace is given with --trace")
     } else {
         String::new()
     }

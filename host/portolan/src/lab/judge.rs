@@ -153,7 +153,7 @@ impl Judge<'_> {
                 _ => None,
             };
             if got != Some(wanted) {
-                let got = got.map_or_else(|| self.said(), |placement| word(placement));
+                let got = got.map_or_else(|| self.said(), word);
                 self.differ(key, word(wanted), got);
             }
         }

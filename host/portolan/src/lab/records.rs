@@ -165,7 +165,7 @@ fn lines(
             return Err(RecordError::TooLong { line: number });
         }
         if !text.trim_ascii().is_empty() {
-            match serde_json::from_slice(&text) {
+            match serde_json::from_slice(text.trim_ascii_end()) {
                 Ok(record) => each(record),
                 Err(e) if e.is_eof() && number > 1 && !text.ends_with(b"\n") => return Ok(Ending::CutOff),
                 Err(source) => return Err(RecordError::Line { line: number, source }),

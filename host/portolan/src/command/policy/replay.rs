@@ -10,7 +10,7 @@ use super::lab_failure;
 use crate::lab::LabError;
 use crate::lab::comparison::Comparison;
 use crate::lab::component::{ComponentFile, Workshop};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use portolan_policy::{NameTables, Policy, QuestionKind};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ use std::time::Duration;
 
 /// Options of `policy replay`.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("requests").required(true).multiple(true).args(["records", "tenant", "trace"])))]
 pub struct ReplayArgs {
     /// The component.
     pub file: PathBuf,
@@ -27,7 +28,6 @@ pub struct ReplayArgs {
         long,
         num_args = 1..,
         value_name = "PATHS",
-        required_unless_present_any = ["tenant", "trace"],
         conflicts_with = "trace"
     )]
     pub records: Vec<PathBuf>,
@@ -41,11 +41,11 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "TRACE.jsonl")]
     pub trace: Option<PathBuf>,
     /// The fleet that the trace is played on; the two sites of the demo when left out.
-    #[arg(long, value_name = "FLEET.yaml", requires = "trace")]
+    #[arg(long, value_name = "FLEET.yaml", requires = "trace", conflicts_with_all = ["records", "tenant"])]
     pub fleet: Option<PathBuf>,
     /// What a trace is compared with: a built-in policy's name, or a component; what decides when nothing is bound
     /// when left out.
-    #[arg(long, value_name = "NAME|FILE", requires = "trace")]
+    #[arg(long, value_name = "NAME|FILE", requires = "trace", conflicts_with_all = ["records", "tenant"])]
     pub against: Option<String>,
     /// Text for the `configure` of `--against`.
     #[arg(long, value_name = "TEXT", requires = "against")]

@@ -45,7 +45,7 @@ pub(super) fn run(args: &TestArgs, as_json: bool) -> Result<(), Failure> {
     } else {
         verdicts.iter().flat_map(describe).for_each(line);
         if failed == 0 {
-            line(format!("all {} cases hold", verdicts.len()));
+            line(format!("every case holds ({})", verdicts.len()));
         }
     }
     match failed {

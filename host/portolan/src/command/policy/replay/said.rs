@@ -98,12 +98,15 @@ fn explain(change: &Change, number: usize, ways: (&str, &str)) -> Vec<String> {
     if let (Some(ttft), Some(bytes), Some(price)) =
         (change.ttft_us, change.cross_site_bytes, change.price_micros)
     {
-        let sign = if bytes < 0 { "-" } else { "+" };
-        let moved = Bytes(bytes.unsigned_abs());
-        first.push_str(&format!(
-            ": TTFT {}, {sign}{moved} between sites, price {price:+}",
-            signed(ttft)
-        ));
+        let mut parts = vec![format!("TTFT {}", signed(ttft))];
+        if bytes != 0 {
+            let sign = if bytes < 0 { "-" } else { "+" };
+            parts.push(format!("{sign}{} between sites", Bytes(bytes.unsigned_abs())));
+        }
+        if price != 0 {
+            parts.push(format!("price {price:+}"));
+        }
+        first.push_str(&format!(": {}", parts.join(", ")));
     }
     let width = ways.0.len().max(ways.1.len());
     let way = |name: &str, to: &str, estimate: Option<&Estimate>| {

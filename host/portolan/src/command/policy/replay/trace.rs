@@ -81,10 +81,7 @@ impl Against {
         let Some(against) = &args.against else {
             return Ok(Self::Nothing(question));
         };
-        if BUILT_IN
-            .iter()
-            .any(|known| *known == (question, against.as_str()))
-        {
+        if BUILT_IN.contains(&(question, against.as_str())) {
             return Ok(Self::BuiltIn(question, against.clone(), config));
         }
         let path = Path::new(against);
