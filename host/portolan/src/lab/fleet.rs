@@ -407,17 +407,7 @@ mod tests {
     fn the_fleet_of_the_demo() {
         let fleet = Fleet::read(None).unwrap();
         let names: Vec<_> = fleet.scenario.instances.iter().map(|i| i.name.as_str()).collect();
-        assert_eq!(
-            names,
-            [
-                "paris-1",
-                "paris-2",
-                "paris-3",
-                "virginia-1",
-                "virginia-2",
-                "virginia-3"
-            ]
-        );
+        assert_eq!(names, ["h20-1", "h20-2", "h20-3", "h200-1", "h200-2", "h200-3"]);
         assert_eq!(fleet.names.jurisdictions, ["any", "eu", "us"]);
         assert_eq!((fleet.scenario.links.len(), fleet.scenario.origins.len()), (2, 2));
         assert_eq!(fleet.scenario.origins[0].jurisdiction, 0);
