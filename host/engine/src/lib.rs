@@ -14,11 +14,13 @@ mod kernel;
 mod load;
 mod network;
 mod sampling;
+mod shape;
 mod text;
 
 pub use generate::{Generated, generate};
 pub use instance::{InstanceConfig, NativeInstance};
 pub use load::{LoadError, LoadedModel, load_model};
+pub use shape::{CacheShape, LayerShape, SequenceSize};
 
 /// Tokens in a pool block, and the unit of prefill. Wide enough that the matrix products of a piece run at the
 /// machine's full rate, narrow enough that a decode step never waits long for a piece of prefill; a multiple of the

@@ -8,6 +8,8 @@ mod hf_config;
 mod weights;
 
 pub use error::LoadError;
+pub(crate) use folder::read as read_text;
+pub(crate) use gguf::layers as gguf_layers;
 
 use crate::network::Network;
 use crate::text::ModelText;

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
-pub use bench::BenchCommand;
+pub use kv::{EstimateArgs, KvCommand};
 pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
@@ -80,9 +80,9 @@ pub enum Command {
     /// Run the native engine without a server.
     #[command(subcommand)]
     Engine(EngineCommand),
-    /// Measure parts of the host on this machine.
+    /// Look at KV: how large it is, where it lies.
     #[command(subcommand)]
-    Bench(BenchCommand),
+    Kv(KvCommand),
 }
 
 /// Options of `demo`.
@@ -349,7 +349,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Kv(KvCommand::Quarantine { server }) => kv::quarantine(&server, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
-        Command::Bench(command) => bench::run(&command, json),
+        Command::Kv(command) => kv::run(command, json),
     }
 }
 

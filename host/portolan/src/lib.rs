@@ -8,6 +8,7 @@ pub mod client;
 pub mod command;
 pub mod config;
 pub mod host;
+pub mod kv;
 pub mod lab;
 pub mod registry;
 pub mod signing;

@@ -138,7 +138,8 @@ fn json(path: &Path, text: &str) -> Result<Value, LoadError> {
     })
 }
 
-fn read(path: &Path) -> Result<String, LoadError> {
+/// A file's text.
+pub(crate) fn read(path: &Path) -> Result<String, LoadError> {
     std::fs::read_to_string(path).map_err(|source| LoadError::File {
         path: path.to_owned(),
         source,

@@ -9,6 +9,7 @@ use crate::network::config::{
 use crate::text::{ModelText, TextParts};
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use portolan_base::kv::LayerKv;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::File;
@@ -23,15 +24,7 @@ use tokenizers::{PreTokenizerWrapper, Tokenizer};
 const DEFAULT_ROPE_BASE: f32 = 10_000.0;
 
 pub(super) fn load(path: &Path) -> Result<LoadedModel, LoadError> {
-    let file = File::open(path).map_err(|source| LoadError::File {
-        path: path.to_owned(),
-        source,
-    })?;
-    let mut file = BufReader::new(file);
-    let content = Content::read(&mut file).map_err(|e| LoadError::Format {
-        path: path.to_owned(),
-        reason: e.to_string(),
-    })?;
+    let (file, content) = open(path)?;
     let meta = Metadata {
         path,
         content: &content,
@@ -45,6 +38,33 @@ pub(super) fn load(path: &Path) -> Result<LoadedModel, LoadError> {
     };
     let network = build::build(path, config, &weights)?;
     Ok(LoadedModel::new(network, text))
+}
+
+/// What each layer keeps; only the file's head is read.
+pub(crate) fn layers(path: &Path) -> Result<Vec<LayerKv>, LoadError> {
+    let (_, content) = open(path)?;
+    let config = config(&Metadata {
+        path,
+        content: &content,
+    })?;
+    let kept = LayerKv::FullAttention {
+        kv_heads: config.attention.kv_heads as u32,
+        head_dim: config.attention.head_dim as u32,
+    };
+    Ok(vec![kept; config.layers.len()])
+}
+
+fn open(path: &Path) -> Result<(BufReader<File>, Content), LoadError> {
+    let file = File::open(path).map_err(|source| LoadError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut file = BufReader::new(file);
+    let content = Content::read(&mut file).map_err(|e| LoadError::Format {
+        path: path.to_owned(),
+        reason: e.to_string(),
+    })?;
+    Ok((file, content))
 }
 
 struct Metadata<'a> {
