@@ -275,6 +275,8 @@ fn config(model: &Path, link: Link, folder: &Path) -> Config {
         "
 data_dir: '{data}'
 policies_dir: '{policies}'
+policies:
+  quotas: {{uploads_per_hour: 100000}}
 operator_keys: [{ADMIN}]
 user_classes: [standard, premium]
 models: [{{name: {MODEL}, path: '{model}'}}]

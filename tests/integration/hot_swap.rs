@@ -20,6 +20,7 @@ fn two_hundred_swaps_under_load_fail_nothing_and_cut_nothing() {
     let components = ["threshold", "lowest-cost", "round-robin", "offload"].map(shipped);
     let (stop, served) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
+        let _stop = StopWhenGone(&stop);
         for key in [ACME, ACME, GLOBEX] {
             let (world, cases, stop, served) = (&world, &cases, &stop, &served);
             scope.spawn(move || {
@@ -44,11 +45,19 @@ fn two_hundred_swaps_under_load_fail_nothing_and_cut_nothing() {
             let pushed = world.push(ACME, ("acme", "routing"), component, "");
             assert_eq!(pushed.unwrap()["generation"].as_u64(), Some(swap as u64 + 1));
         }
-        stop.store(true, Ordering::Relaxed);
     });
     let served = served.load(Ordering::Relaxed);
     println!("{SWAPS} swaps, {served} streams, none failed");
     assert!(served > 20, "only {served} streams ran beside the swaps");
+}
+
+/// Ends the streams when the swaps are over, failed ones too: a scope waits for its threads.
+struct StopWhenGone<'a>(&'a AtomicBool);
+
+impl Drop for StopWhenGone<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The tokens of a stream, and whether it ended as it should.

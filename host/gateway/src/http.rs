@@ -8,7 +8,7 @@
 //! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs`, `rollout.rs` |
 //! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
 //! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
-//! | `/v1/portolan/fleet`, `/v1/portolan/audit` | the operator | `inspect.rs` |
+//! | `/v1/portolan/fleet`, `/v1/portolan/audit`, `/v1/portolan/kv/quarantine` | the operator | `inspect.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
 mod admin;
@@ -61,6 +61,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/proposals", get(proposals::list))
         .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
         .route("/v1/portolan/tenants/{tenant}/usage", get(usage::usage))
+        .route("/v1/portolan/kv/quarantine", get(inspect::quarantine))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
         .route(

@@ -39,7 +39,7 @@ use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{
     Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyState, PolicyStore, QuotaBook,
-    Quotas, Reuse, Signatures, VersionRecord,
+    Quotas, Reuse, Sample, Signatures, VersionRecord,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -77,6 +77,8 @@ pub struct PolicyDesk {
     used: Mutex<usage::Ledger>,
     quotas: QuotaBook,
     state: Option<Arc<dyn PolicyState>>,
+    /// Bindings that do not answer. Locked for moments, never while anything is loaded.
+    missing: Mutex<BTreeMap<PolicySlot, missing::Missing>>,
 }
 
 impl fmt::Debug for PolicyDesk {
@@ -101,6 +103,7 @@ impl PolicyDesk {
             used: Mutex::default(),
             quotas: QuotaBook::default(),
             state: None,
+            missing: Mutex::default(),
         }
     }
 

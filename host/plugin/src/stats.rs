@@ -115,6 +115,8 @@ pub struct VersionStats {
     pub live_instances: u64,
     /// Bytes of memory that the largest instance had after a call.
     pub memory_bytes: u64,
+    /// Instances that are ready for a call.
+    pub ready_instances: u64,
     /// Whether calls are kept off the calling thread.
     pub is_slow: bool,
 }
@@ -213,6 +215,7 @@ fn stats(version: &dyn Counted) -> VersionStats {
         made_inline: read(&counters.made_inline),
         live_instances: read(&counters.live.version),
         memory_bytes: read(&counters.memory_high),
+        ready_instances: version.ready() as u64,
         is_slow: version.is_slow(),
     }
 }

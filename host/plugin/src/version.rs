@@ -173,8 +173,20 @@ impl Version {
             .make(&parts.tenancy, &parts.counters.live, &parts.setup, budget)
     }
 
-    fn run(&self, mut guest: Guest, call: &Call<'_>, budget: Budget) -> Answered {
-        let Told { result, fuel, memory } = guest.ask(call, budget);
+    /// Asks an instance. `None` when it was stopped because it needs more memory than it may take on this thread: then
+    /// the version belongs in the slow lane.
+    fn run(&self, mut guest: Guest, call: &Call<'_>, budget: Budget) -> Option<Answered> {
+        let Told {
+            result,
+            fuel,
+            memory,
+            stopped_here,
+        } = guest.ask(call, budget);
+        if stopped_here {
+            self.slow.store(true, Ordering::Relaxed);
+            self.settle(Some(guest));
+            return None;
+        }
         let counters = &self.parts.counters;
         counters.memory_high.fetch_max(memory as u64, Ordering::Relaxed);
         if let Err(fault) = &result {

@@ -14,6 +14,7 @@ mod request;
 mod rollout;
 mod serve;
 mod signing;
+mod tls;
 mod usage;
 
 use clap::{Args, Parser, Subcommand};
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
+pub use bench::{BenchCommand, Compress, TransportArgs};
 pub use kv::{EstimateArgs, KvCommand};
 pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
@@ -71,6 +73,9 @@ pub enum Command {
     /// Look at requests that were served.
     #[command(subcommand)]
     Request(RequestCommand),
+    /// Measure this program on this machine.
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Look at KV.
     #[command(subcommand)]
     Kv(KvCommand),
@@ -80,9 +85,6 @@ pub enum Command {
     /// Run the native engine without a server.
     #[command(subcommand)]
     Engine(EngineCommand),
-    /// Look at KV: how large it is, where it lies.
-    #[command(subcommand)]
-    Kv(KvCommand),
 }
 
 /// Options of `demo`.
@@ -279,17 +281,6 @@ pub enum RequestCommand {
     },
 }
 
-/// `kv` commands.
-#[derive(Debug, Subcommand)]
-pub enum KvCommand {
-    /// List the KV sets that came damaged twice, with what was found wrong.
-    Quarantine {
-        /// The running host.
-        #[command(flatten)]
-        server: ServerArgs,
-    },
-}
-
 /// `tls` commands.
 #[derive(Debug, Subcommand)]
 pub enum TlsCommand {
@@ -346,10 +337,10 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Fleet { server } => usage::fleet(&server, json),
         Command::Request(RequestCommand::List(args)) => usage::requests(&args, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
-        Command::Kv(KvCommand::Quarantine { server }) => kv::quarantine(&server, json),
+        Command::Bench(command) => bench::run(&command, json),
+        Command::Kv(command) => kv::run(command, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
-        Command::Kv(command) => kv::run(command, json),
     }
 }
 

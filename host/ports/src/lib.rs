@@ -11,6 +11,7 @@ pub mod loader;
 pub mod loader_fake;
 pub mod proposal;
 pub mod quota;
+pub mod sample;
 pub mod signature;
 pub mod state;
 pub mod state_fake;
@@ -38,6 +39,7 @@ pub use loader::{
 pub use loader_fake::FakeLoader;
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
+pub use sample::{Reading, Sample};
 pub use signature::{
     BadSignatureText, FakeSignatures, NoSignatures, SIGNATURES_MAX_BYTES, SIGNED_PREFIX, Signatures, Signed,
     VersionSignature,

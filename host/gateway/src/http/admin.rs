@@ -515,7 +515,7 @@ pub(super) fn refusal(error: DeskError) -> Response {
         DeskError::StoreFull { .. } => RequestError::new(ErrorKind::Conflict, text)
             .with_code("stored_quota")
             .into_response(),
-        DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
+        DeskError::NotCompiled | DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
             .with_code("policy_conflict")
             .into_response(),
         DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),

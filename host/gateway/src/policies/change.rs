@@ -207,6 +207,13 @@ impl PolicyDesk {
         Ok(loader.load(&binding, &component, Some(&compiled))?)
     }
 
+    /// Compiles a stored version for this host and keeps what came of it.
+    pub(super) fn compile_stored(&self, sha256: &str) -> Result<(), DeskError> {
+        let component = self.parts.store.component(sha256)?;
+        let compiled = self.parts.loader.compile(&component)?;
+        Ok(self.parts.store.put_compiled(sha256, &compiled)?)
+    }
+
     /// Tells the store of a component, and prunes what made room for it. Only called while `changing` is held.
     fn keep(
         &self,

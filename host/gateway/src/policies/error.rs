@@ -68,6 +68,9 @@ pub enum DeskError {
         /// What the tenant may keep.
         quotas: Quotas,
     },
+    /// It must be compiled for this host first, which was not asked for.
+    #[error("the version is not compiled for this host yet; the fallback answers until it is")]
+    NotCompiled,
     /// It does not fit what is there.
     #[error("{0}")]
     Conflict(String),

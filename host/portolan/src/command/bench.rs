@@ -1,14 +1,12 @@
-//! `portolan bench`.
+//! `portolan bench`: how fast parts of this program are on this machine.
 
+mod index;
 mod transport;
 
 pub use transport::{Compress, TransportArgs};
 
-use super::Failure;
-use super::output::line;
-use crate::bench::{index, summary};
+use super::output::Failure;
 use clap::Subcommand;
-use serde::Serialize;
 
 /// `bench` commands.
 #[derive(Debug, Subcommand)]
@@ -23,56 +21,9 @@ pub enum BenchCommand {
     Transport(TransportArgs),
 }
 
-#[derive(Serialize)]
-struct Report {
-    #[serde(flatten)]
-    index: index::IndexFigures,
-    summary: summary::SummaryFigures,
-}
-
-pub(super) fn run(command: &BenchCommand, json: bool) -> Result<(), Failure> {
-    let blocks = match command {
-        BenchCommand::Index { blocks } => blocks,
-        BenchCommand::Transport(args) => return transport::run(args, json),
-    };
-    let report = Report {
-        index: index::measure(*blocks),
-        summary: summary::measure(*blocks),
-    };
-    if json {
-        let text = serde_json::to_string(&report).map_err(Failure::new)?;
-        line(text);
-        return Ok(());
+pub(super) fn run(command: &BenchCommand, as_json: bool) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Index { blocks } => index::run(*blocks, as_json),
+        BenchCommand::Transport(args) => transport::run(args, as_json).map_err(|e| e.as_json(as_json)),
     }
-    line(table(&report));
-    Ok(())
-}
-
-fn table(report: &Report) -> String {
-    let Report { index, summary } = report;
-    let rows = [
-        ("blocks indexed", index.blocks as f64, ""),
-        ("lookups, one holder", index.lookups_per_s, "/s"),
-        ("lookups, 16 holders", index.lookups_16_holders_per_s, "/s"),
-        ("events, blocks", index.events_per_s, "/s"),
-        ("engine events, blocks", index.engine_blocks_per_s, "/s"),
-        ("hashing, tokens", index.hashed_tokens_per_s, "/s"),
-        ("memory, first holder", index.bytes_per_block, " B/block"),
-        (
-            "memory, further holder",
-            index.bytes_per_further_holder,
-            " B/block",
-        ),
-        ("memory, engine's name", index.bytes_per_engine_name, " B/block"),
-        ("summary, snapshot", summary.snapshot_bytes_per_block, " B/block"),
-        ("summary, change", summary.bytes_per_change, " B"),
-        (
-            "summary, false hits",
-            summary.false_hit_rate * 1e6,
-            " in a million",
-        ),
-        ("summary, lookups", summary.lookups_per_s, "/s"),
-    ];
-    let lines = rows.map(|(name, figure, unit)| format!("{name:<24}{figure:>16.2}{unit}"));
-    lines.join("\n")
 }

@@ -25,10 +25,6 @@ use portolan_ports::{Finding, Severity};
 use serde_json::Value;
 use std::path::Path;
 
-/// Longest configuration sent within the URL; a longer one goes at the beginning of the body. Servers and proxies take
-/// URLs of some 8 kB.
-const CONFIG_IN_URL_BYTES: usize = 2048;
-
 pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> {
     match command {
         PolicyCommand::New(args) => super::authoring::new(args, as_json),

@@ -60,7 +60,11 @@ pub enum EstimateError {
 }
 
 fn known_names() -> String {
-    MODELS.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
+    MODELS
+        .iter()
+        .map(|model| model.name)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Answers.
@@ -107,8 +111,8 @@ fn sequence(request: &Request) -> Result<(KvSize, Option<f64>), EstimateError> {
         };
         return Ok((size, None));
     }
-    let known =
-        KnownModel::named(&request.model).ok_or_else(|| EstimateError::UnknownModel(request.model.clone()))?;
+    let known = KnownModel::named(&request.model)
+        .ok_or_else(|| EstimateError::UnknownModel(request.model.clone()))?;
     let bits = u64::from(request.bits.unwrap_or(PUBLISHED_BITS));
     let scaled = |bytes: Bytes| Bytes((bytes.0 * bits).div_ceil(u64::from(PUBLISHED_BITS)));
     let size = KvSize {
@@ -154,7 +158,11 @@ mod tests {
 
     #[test]
     fn known_dense_models_have_their_public_sizes() {
-        for (name, bytes) in [("Qwen3-235B-A22B", 192_512), ("minimax-m2.5", 253_952), ("llama-3.1-8b", 131_072)] {
+        for (name, bytes) in [
+            ("Qwen3-235B-A22B", 192_512),
+            ("minimax-m2.5", 253_952),
+            ("llama-3.1-8b", 131_072),
+        ] {
             assert_eq!(estimate(&request(name, 10)).unwrap().bytes, bytes * 10, "{name}");
         }
     }

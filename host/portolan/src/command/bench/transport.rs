@@ -1,6 +1,6 @@
-//! `portolan bench transport`: KV between two processes over loopback.
+//! `portolan bench transport`: how fast KV moves between two processes on this machine.
 
-use super::super::output::{Failure, json, line};
+use crate::command::output::{Failure, json, line};
 use crate::system::{OsRandom, SystemClock};
 use clap::{Args, ValueEnum};
 use portolan_base::{Bytes, Clock, Random};
@@ -45,10 +45,6 @@ pub enum Compress {
 }
 
 pub(super) fn run(args: &TransportArgs, as_json: bool) -> Result<(), Failure> {
-    transport(args, as_json).map_err(|e| e.as_json(as_json))
-}
-
-fn transport(args: &TransportArgs, as_json: bool) -> Result<(), Failure> {
     let compression = match args.compress {
         Compress::None => None,
         Compress::Lz4 => Some(Coding::Lz4),
@@ -69,7 +65,7 @@ fn transport(args: &TransportArgs, as_json: bool) -> Result<(), Failure> {
     let random: Arc<dyn Random> = Arc::new(OsRandom);
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
     if args.hold {
-        let year = super::super::tls::year_of(SystemClock::start().now());
+        let year = crate::command::tls::year_of(SystemClock::start().now());
         return runtime.block_on(hold(&plan, random, year)).map_err(Failure::new);
     }
     let program = std::env::current_exe().map_err(Failure::new)?;

@@ -85,12 +85,15 @@ fn describe(files: &[ComponentFile], measured: &Measured) -> Vec<String> {
     let none = String::new;
     let mut out = vec![
         format!(
-            "{} (built in: {}), {} routes × 23 columns, {} decisions of {} calls",
+            "{} (built in: {}), {} routes × 23 columns, {} decisions of {}",
             names(|file| &file.name),
             names(|file| native_name(file)),
             measured.routes,
             measured.decisions,
-            measured.calls
+            match measured.calls {
+                1 => "one call".to_owned(),
+                calls => format!("{calls} calls"),
+            }
         ),
         row("", ["made ahead".into(), "warm".into(), "built in".into()]),
         row(

@@ -15,13 +15,17 @@ use portolan_ports::{PolicyLoader, VersionSignature};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Longest configuration sent within the URL; a longer one goes at the beginning of the body. Servers and proxies take
+/// URLs of some 8 kB.
+const CONFIG_IN_URL_BYTES: usize = 2048;
+
 /// Options of `policy push`.
 #[derive(Debug, Args)]
 pub struct PushArgs {
     /// The component: a file, or oci://HOST/REPOSITORY:TAG.
     file: PathBuf,
     /// The registry it goes to, oci://HOST/REPOSITORY:TAG; the running host when left out.
-    #[arg(value_name = "OCI", conflicts_with_all = ["tenant", "question", "name", "inactive"])]
+    #[arg(value_name = "OCI", conflicts_with_all = ["tenant", "question", "name", "inactive", "budget"])]
     to: Option<String>,
     /// Whose; `_platform` for the platform's.
     #[arg(long, required_unless_present = "to")]
@@ -41,6 +45,10 @@ pub struct PushArgs {
     /// Keep it without making it active.
     #[arg(long)]
     inactive: bool,
+    /// What it may cost before the version before it comes back, as JSON:
+    /// {"window": 100, "max_fault_permille": 50, "max_micros_p99": 500}.
+    #[arg(long, value_name = "JSON", conflicts_with = "inactive")]
+    budget: Option<String>,
     /// The running host.
     #[command(flatten)]
     server: ServerArgs,
@@ -64,7 +72,7 @@ pub struct PullArgs {
 
 /// How to reach a registry.
 #[derive(Clone, Debug, Args)]
-pub struct RegistryArgs {
+pub(super) struct RegistryArgs {
     /// User at the registry, with the password in PORTOLAN_REGISTRY_PASSWORD; else what `docker login` left is used.
     #[arg(long, env = "PORTOLAN_REGISTRY_USER", value_name = "NAME")]
     username: Option<String>,
@@ -126,17 +134,20 @@ pub(super) fn push(args: PushArgs, as_json: bool) -> Result<(), Failure> {
         (None, None) => name_of(&args.file),
     };
     let active = if args.inactive { "false" } else { "true" };
+    let mut component = parcel.component;
     let pushed = name.and_then(|name| {
         let config = config_text(&args.config)?;
-        let query = [
-            ("name", &*name),
-            ("config", &*config),
-            ("reason", &*args.reason),
-            ("activate", active),
-        ];
-        let body = (&*parcel.component, &*parcel.signatures);
+        let length = config.len().to_string();
+        let mut query = vec![("name", &*name), ("reason", &*args.reason), ("activate", active)];
+        if config.len() > CONFIG_IN_URL_BYTES {
+            query.push(("config_bytes", &*length));
+            component.splice(..0, config.bytes());
+        } else {
+            query.push(("config", &*config));
+        }
+        query.extend(args.budget.as_deref().map(|budget| ("budget", budget)));
         client(&args.server)
-            .put_signed(&path(&slot), &query, body)
+            .put_signed(&path(&slot), &query, (&component, &parcel.signatures))
             .map_err(|e| refused(&e))
     });
     finish(pushed, as_json, &said_of_upload)
