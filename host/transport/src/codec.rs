@@ -180,7 +180,7 @@ mod tests {
             assert!(!decode(coding, &coded[..coded.len() / 2], &mut back), "cut");
             assert!(!decode(coding, b"", &mut back));
         }
-        assert!(!decode(Coding::Int8, &plain, &mut vec![0; 4]));
+        assert!(!decode(Coding::Int8, &plain, &mut [0; 4]));
     }
 
     #[test]
