@@ -248,7 +248,13 @@ async fn the_fleet_is_the_operators_to_see() {
     );
     assert_eq!(fleet["instances"][0]["site"], "paris");
     assert_eq!(fleet["instances"][0]["model"], "fake");
-    for path in ["/v1/portolan/fleet", "/v1/portolan/audit"] {
+    let quarantine = app.get(OPERATOR, "/v1/portolan/kv/quarantine").await.json();
+    assert_eq!(quarantine, json!({"object": "list", "data": []}));
+    for path in [
+        "/v1/portolan/fleet",
+        "/v1/portolan/audit",
+        "/v1/portolan/kv/quarantine",
+    ] {
         assert_eq!(app.get(ACME, path).await.status, 403, "{path}");
         assert_eq!(app.get("", path).await.status, 401, "{path}");
     }
