@@ -125,7 +125,14 @@ impl World {
     /// Starts both sites with the model at `model`.
     pub fn start(model: &Path, link: Link) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = config(model, link, folder.path());
+        let config = config(model, link, folder.path(), "{}");
+        Self::run(config, folder)
+    }
+
+    /// The same, where acme has `quotas` of its own.
+    pub fn start_with_quotas(model: &Path, link: Link, quotas: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(model, link, folder.path(), quotas);
         Self::run(config, folder)
     }
 
@@ -264,7 +271,7 @@ pub fn record_of(client: &Client, id: &str) -> PathRecord {
     }
 }
 
-fn config(model: &Path, link: Link, folder: &Path) -> Config {
+fn config(model: &Path, link: Link, folder: &Path, acme_quotas: &str) -> Config {
     let rate = if link.rate_mbps == 0 {
         String::new()
     } else {
@@ -287,7 +294,7 @@ links:
   - {{from: virginia, to: paris, capacity_mbps: 1000, rtt_ms: 1, simulate: {wan}}}
   - {{from: paris, to: virginia, capacity_mbps: 1000, rtt_ms: 1, simulate: {wan}}}
 tenants:
-  - {{name: acme, keys: [{ACME}], user_class: premium}}
+  - {{name: acme, keys: [{ACME}], user_class: premium, quotas: {acme_quotas}}}
   - {{name: globex, keys: [{GLOBEX}], jurisdiction: eu}}
 ",
         data = folder.join("data").display(),

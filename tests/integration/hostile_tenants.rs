@@ -110,6 +110,25 @@ fn median(times: &mut [Duration]) -> Duration {
 }
 
 #[test]
+fn a_tenant_with_little_fuel_runs_out_of_it_where_its_neighbour_does_not() {
+    let world = World::start_with_quotas(&oracle_folder("tiny-qwen3"), FAST, "{fuel_per_call: 100}");
+    let case = Oracle::of("tiny-qwen3").prompts.remove(1);
+    let component = shipped("lowest-cost");
+    for (key, tenant) in [(ACME, "acme"), (GLOBEX, "globex")] {
+        world.push(key, (tenant, "routing"), &component, "").unwrap();
+    }
+    let ask = |key: &str| world.ask(&Ask::tokens(&case.prompt_ids).by(key).max(4));
+    for round in 0..3 {
+        let (bounded, neighbour) = (ask(ACME), ask(GLOBEX));
+        assert_eq!(routing_outcome(&bounded.record), "out-of-fuel", "round {round}");
+        assert_eq!(bounded.record.fallbacks[0].to, "the built-in router");
+        assert_eq!(bounded.tokens, case.greedy_ids[..4], "round {round}");
+        assert_eq!(routing_outcome(&neighbour.record), "ok", "round {round}");
+        assert!(neighbour.record.fallbacks.is_empty(), "round {round}");
+    }
+}
+
+#[test]
 fn what_cannot_be_used_is_refused_by_name_and_leaves_nothing() {
     let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
     let good = shipped("round-robin");

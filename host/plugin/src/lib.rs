@@ -52,7 +52,7 @@ pub use compiler::Compilation;
 pub use componentize::{ComponentizeError, componentize};
 pub use contract::POLICY_WIT;
 pub use engine::{Allocation, EngineError};
-pub use limits::{CompileBudget, CompileBudgets, FuelBudget, Limits, SizeClass, TenantLimits};
+pub use limits::{CompileBudget, CompileBudgets, FuelBudget, Limits, OutOfRange, SizeClass, TenantLimits};
 pub use loader::{ComponentLoader, LoaderConfig};
 pub use portolan_ports::{Entry, MemoryState, PolicyState, StateQuota, StateSpace};
 pub use stats::{RuntimeStats, VersionKey, VersionStats};

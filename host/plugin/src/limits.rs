@@ -225,6 +225,72 @@ pub struct TenantLimits {
     pub log_lines_per_second: Option<u32>,
 }
 
+/// A limit of a tenant that is not between what makes sense and what [`Limits`] allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found} is not in the allowed range, {least} to {most}")]
+pub struct OutOfRange {
+    /// Which one, as [`TenantLimits`] calls it.
+    pub key: &'static str,
+    /// What it was to be.
+    pub found: u64,
+    /// The least it can be.
+    pub least: u64,
+    /// The most it can be.
+    pub most: u64,
+}
+
+impl TenantLimits {
+    /// These limits where they are given, else those of `usual`.
+    #[must_use]
+    pub fn over(&self, usual: Self) -> Self {
+        Self {
+            fuel_per_call: self.fuel_per_call.or(usual.fuel_per_call),
+            call_ms: self.call_ms.or(usual.call_ms),
+            memory_mib: self.memory_mib.or(usual.memory_mib),
+            concurrent_calls: self.concurrent_calls.or(usual.concurrent_calls),
+            log_lines_per_second: self.log_lines_per_second.or(usual.log_lines_per_second),
+        }
+    }
+
+    /// Whether each is something that `all` allow; the first that is not.
+    pub fn check(&self, all: &Limits) -> Result<(), OutOfRange> {
+        let wide = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let memory = all.memory_bytes.max(all.large_memory_bytes) >> 20;
+        let fuel = [all.inline_call, all.slow_call, all.interpreted_call].map(|budget| budget.ceiling);
+        let fuel = fuel.into_iter().fold(0, u64::max).min(all.fuel_per_call);
+        let deadline = all.inline_deadline_ms.max(all.slow_deadline_ms);
+        let log = all.log_lines_per_second.into();
+        let ranges = [
+            ("fuel_per_call", self.fuel_per_call, 1, fuel),
+            ("call_ms", self.call_ms, 1, deadline),
+            ("memory_mib", self.memory_mib.map(wide), 1, wide(memory)),
+            (
+                "concurrent_calls",
+                self.concurrent_calls.map(wide),
+                1,
+                wide(all.calls_under_way()),
+            ),
+            (
+                "log_lines_per_second",
+                self.log_lines_per_second.map(u64::from),
+                0,
+                log,
+            ),
+        ];
+        for (key, found, least, most) in ranges {
+            if let Some(found) = found.filter(|found| !(least..=most).contains(found)) {
+                return Err(OutOfRange {
+                    key,
+                    found,
+                    least,
+                    most,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -324,6 +390,14 @@ impl Limits {
         .min(self.fuel_per_call)
     }
 
+    /// The most calls of one tenant that can be under way: those on calling threads, one in the slow lane, and those that
+    /// wait for it.
+    fn calls_under_way(&self) -> usize {
+        let slow = self.slow_queue_per_scope.saturating_add(1);
+        self.concurrent_calls
+            .min(self.inline_calls_per_tenant.saturating_add(slow))
+    }
+
     /// The same, narrowed to what one tenant may use.
     pub fn narrowed(&self, tenant: &TenantLimits) -> Self {
         let call_ms = tenant.call_ms.unwrap_or(u64::MAX);
@@ -389,6 +463,62 @@ mod tests {
         assert_eq!(narrow.call_fuel(SizeClass::Compact, 0), 20_000);
         assert_eq!((narrow.inline_deadline_ms, narrow.slow_deadline_ms), (20, 30));
         assert_eq!(narrow.memory_for(SizeClass::Large), 2 << 20);
+    }
+
+    #[test]
+    fn a_tenants_own_limit_lies_over_the_usual_one() {
+        let usual = TenantLimits {
+            fuel_per_call: Some(30_000),
+            call_ms: Some(5),
+            ..TenantLimits::default()
+        };
+        let own = TenantLimits {
+            fuel_per_call: Some(60_000),
+            memory_mib: Some(2),
+            ..TenantLimits::default()
+        };
+        let both = TenantLimits {
+            call_ms: Some(5),
+            ..own
+        };
+        assert_eq!(own.over(usual), both);
+        assert_eq!(TenantLimits::default().over(usual), usual);
+    }
+
+    #[test]
+    fn each_limit_of_a_tenant_has_a_range() {
+        let all = Limits::default();
+        let limits = |[fuel, ms, mib, calls, lines]: [u64; 5]| TenantLimits {
+            fuel_per_call: Some(fuel),
+            call_ms: Some(ms),
+            memory_mib: Some(usize::try_from(mib).unwrap()),
+            concurrent_calls: Some(usize::try_from(calls).unwrap()),
+            log_lines_per_second: Some(u32::try_from(lines).unwrap()),
+        };
+        let (least, most) = ([1, 1, 1, 1, 0], [20_000_000, 50, 128, 18, 100]);
+        assert_eq!(TenantLimits::default().check(&all), Ok(()));
+        assert_eq!(limits(least).check(&all), Ok(()));
+        assert_eq!(limits(most).check(&all), Ok(()));
+        for (at, key) in [
+            "fuel_per_call",
+            "call_ms",
+            "memory_mib",
+            "concurrent_calls",
+            "log_lines_per_second",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut beyond = most;
+            beyond[at] += 1;
+            let error = limits(beyond).check(&all).unwrap_err();
+            assert_eq!((error.key, error.most), (key, most[at]));
+            if least[at] > 0 {
+                let mut none = least;
+                none[at] = 0;
+                assert_eq!(limits(none).check(&all).unwrap_err().key, key);
+            }
+        }
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct LoaderConfig {
 /// Turns components into policies.
 pub struct ComponentLoader {
     limits: Limits,
+    /// Of tenants that have none of their own.
+    usual: Limits,
     tenants: HashMap<TenantName, Limits>,
     runtime: Runtime,
     linker: Linker<GuestState>,
@@ -82,6 +84,7 @@ impl ComponentLoader {
         };
         Ok(Self {
             limits,
+            usual: limits,
             tenants: HashMap::new(),
             compiler: Compiler::new(runtime.engine.clone(), compilation, limits.compile),
             sealer: Sealer::new(key, runtime.code_key.clone()),
@@ -98,13 +101,15 @@ impl ComponentLoader {
         })
     }
 
-    /// Narrows what single tenants may use.
+    /// Narrows what tenants may use: each of `tenants` to its own limits, the others to `usual`.
     #[must_use]
     pub fn with_tenant_limits(
         mut self,
+        usual: TenantLimits,
         tenants: impl IntoIterator<Item = (TenantName, TenantLimits)>,
     ) -> Self {
         let narrowed = |(name, own): (TenantName, TenantLimits)| (name, self.limits.narrowed(&own));
+        self.usual = self.limits.narrowed(&usual);
         self.tenants = tenants.into_iter().map(narrowed).collect();
         self
     }
@@ -112,7 +117,7 @@ impl ComponentLoader {
     fn limits_of(&self, scope: &Scope) -> &Limits {
         match scope {
             Scope::Platform => &self.limits,
-            Scope::Tenant(name) => self.tenants.get(name).unwrap_or(&self.limits),
+            Scope::Tenant(name) => self.tenants.get(name).unwrap_or(&self.usual),
         }
     }
 

@@ -3,7 +3,7 @@
 mod quotas;
 mod trust;
 
-pub use quotas::QuotaConfig;
+pub use quotas::{QuotaConfig, RuntimeQuotas};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};

@@ -49,6 +49,7 @@ impl Host {
         parts::record_tenants(&config, store.as_ref(), clock.as_ref())?;
         let state = parts::open_state(&config, &clock)?;
         let loader = parts::host_loader(
+            config.runtime_quotas(),
             &secrets,
             Arc::clone(&state) as Arc<dyn PolicyState>,
             compilation,

@@ -378,12 +378,23 @@ fn a_tenant_has_what_its_quotas_leave_it() {
         concurrent_calls: None,
         ..narrow
     };
-    let loader = loader().with_tenant_limits([(name("barred"), narrow), (name("small"), calls)]);
+    let loader = loader();
+    let usual = TenantLimits {
+        fuel_per_call: Some(50_000),
+        ..TenantLimits::default()
+    };
+    let own = [
+        (name("barred"), narrow),
+        (name("small"), calls),
+        (name("other"), TenantLimits::default()),
+    ];
+    let loader = loader.with_tenant_limits(usual, own);
     let endless = Guest::hostile(ENDLESS).component();
     let of = |tenant, component: &[u8]| load(&loader, tenant, component).unwrap();
     assert_eq!(misbehave(&*of("barred", &endless)), PolicyFault::Saturated);
     assert_eq!(misbehave(&*of("small", &endless)), PolicyFault::OutOfFuel(30_000));
     assert_eq!(misbehave(&*of("other", &endless)), PolicyFault::OutOfFuel(84_000));
+    assert_eq!(misbehave(&*of("usual", &endless)), PolicyFault::OutOfFuel(50_000));
     let greedy = Guest::hostile(
         "(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) (unreachable)",
     );

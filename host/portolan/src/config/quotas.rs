@@ -1,8 +1,11 @@
 //! What tenants may use, as the file says it: the usual quotas of the platform, and a tenant's own above them.
 
 use super::{Config, ConfigError};
+use portolan_base::TenantName;
+use portolan_plugin::{Limits, TenantLimits};
 use portolan_ports::{QuotaBook, Quotas};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 
 /// Quotas. What is left out is as one level up: the platform's, then the built-in ones.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -18,6 +21,25 @@ pub struct QuotaConfig {
     pub state_keys: Option<u64>,
     /// Bytes of those keys and their values.
     pub state_bytes: Option<u64>,
+    /// Fuel of a call.
+    pub fuel_per_call: Option<u64>,
+    /// Milliseconds of a call by the clock.
+    pub call_ms: Option<u64>,
+    /// Memory of an instance, in MiB.
+    pub memory_mib: Option<usize>,
+    /// Calls under way at once, of all the tenant's policies together.
+    pub concurrent_calls: Option<usize>,
+    /// Log lines a policy may write each second.
+    pub log_lines_per_second: Option<u32>,
+}
+
+/// What the policy runtime holds tenants to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeQuotas {
+    /// A tenant that is not named.
+    pub usual: TenantLimits,
+    /// Each tenant of the configuration.
+    pub tenants: BTreeMap<TenantName, TenantLimits>,
 }
 
 impl QuotaConfig {
@@ -31,6 +53,17 @@ impl QuotaConfig {
             state_bytes: self.state_bytes.unwrap_or(base.state_bytes),
         }
     }
+
+    /// Those of them that the policy runtime enforces.
+    const fn limits(&self) -> TenantLimits {
+        TenantLimits {
+            fuel_per_call: self.fuel_per_call,
+            call_ms: self.call_ms,
+            memory_mib: self.memory_mib,
+            concurrent_calls: self.concurrent_calls,
+            log_lines_per_second: self.log_lines_per_second,
+        }
+    }
 }
 
 impl Config {
@@ -40,6 +73,17 @@ impl Config {
         let tenants = self.tenants.iter();
         let own = tenants.map(|tenant| (tenant.name.clone(), tenant.quotas.over(usual)));
         QuotaBook::new(usual, own.collect())
+    }
+
+    /// What the policy runtime holds everyone to.
+    pub fn runtime_quotas(&self) -> RuntimeQuotas {
+        let usual = self.policies.quotas.limits();
+        let tenants = self.tenants.iter();
+        let own = tenants.map(|tenant| (tenant.name.clone(), tenant.quotas.limits().over(usual)));
+        RuntimeQuotas {
+            usual,
+            tenants: own.collect(),
+        }
     }
 
     pub(super) fn check_quotas(&self) -> Result<(), ConfigError> {
@@ -54,6 +98,10 @@ impl Config {
                     "at least 1, or no policy can be uploaded",
                 ));
             }
+            quotas
+                .limits()
+                .check(&Limits::default())
+                .map_err(|e| ConfigError::value(format!("{place}.quotas.{}", e.key), e.to_string()))?;
         }
         Ok(())
     }
@@ -62,7 +110,6 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portolan_base::TenantName;
     use portolan_ports::Scope;
 
     fn parse(policies: &str, tenant: &str) -> Result<Config, ConfigError> {
@@ -92,6 +139,55 @@ mod tests {
             ..usual
         };
         assert_eq!((of("acme"), of("globex")), (own, usual));
+    }
+
+    #[test]
+    fn what_the_runtime_enforces_lies_over_the_platforms_too() {
+        let config = parse(
+            "{quotas: {fuel_per_call: 50000, call_ms: 5}}",
+            "{fuel_per_call: 90000, memory_mib: 2, concurrent_calls: 3, log_lines_per_second: 0}",
+        );
+        let quotas = config.unwrap().runtime_quotas();
+        let usual = TenantLimits {
+            fuel_per_call: Some(50_000),
+            call_ms: Some(5),
+            ..TenantLimits::default()
+        };
+        let acme = TenantLimits {
+            fuel_per_call: Some(90_000),
+            call_ms: Some(5),
+            memory_mib: Some(2),
+            concurrent_calls: Some(3),
+            log_lines_per_second: Some(0),
+        };
+        let name = |name| TenantName::new(name).unwrap();
+        assert_eq!(quotas.usual, usual);
+        let tenants = BTreeMap::from([(name("acme"), acme), (name("globex"), usual)]);
+        assert_eq!(quotas.tenants, tenants);
+    }
+
+    #[test]
+    fn a_limit_beyond_what_the_runtime_allows_is_refused_with_its_range() {
+        for (policies, tenant, said) in [
+            (
+                "{}",
+                "{fuel_per_call: 20000001}",
+                "tenants.acme.quotas.fuel_per_call: 20000001 is not in the allowed range, 1 to 20000000",
+            ),
+            (
+                "{quotas: {call_ms: 51}}",
+                "{}",
+                "policies.quotas.call_ms: 51 is not in the allowed range, 1 to 50",
+            ),
+            (
+                "{}",
+                "{memory_mib: 0}",
+                "memory_mib: 0 is not in the allowed range, 1 to 128",
+            ),
+        ] {
+            let error = parse(policies, tenant).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the sites of a host share, and how each piece is made.
 
-use crate::config::{Config, ConfigError, OperatorKey, SimulatedWan};
+use crate::config::{Config, ConfigError, OperatorKey, RuntimeQuotas, SimulatedWan};
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
@@ -144,6 +144,7 @@ pub fn component_loader_with(
 
 /// The policy runtime of a host.
 pub(super) fn host_loader(
+    quotas: RuntimeQuotas,
     secrets: &Secrets,
     state: Arc<dyn PolicyState>,
     compilation: Compilation,
@@ -155,7 +156,8 @@ pub(super) fn host_loader(
         state,
         compilation,
     };
-    ComponentLoader::new(config, clock)
+    let loader = ComponentLoader::new(config, clock)?;
+    Ok(loader.with_tenant_limits(quotas.usual, quotas.tenants))
 }
 
 /// What policies keep between calls, beside the store.
