@@ -32,8 +32,11 @@
 //!
 //! A policy has no clock, randomness, file or socket: the request carries the time and a seed. It may use [`log`],
 //! [`state`] and [`labels`]; the component imports only what it uses, and each import makes it slower to start.
+//! The feature `allocator`, on by default, brings an allocator that answers without growing the memory.
 //! Numbers are `u32` in the unit that the name says, and [`NEVER`] as a cost or a score means "never take this route".
 
+#[cfg(all(feature = "allocator", target_family = "wasm"))]
+mod allocator;
 #[doc(hidden)]
 pub mod bindings;
 pub mod labels;
