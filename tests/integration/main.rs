@@ -1,4 +1,8 @@
 //! The one integration-test binary.
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests are outside the functions that clippy knows as tests"
+)]
 
 mod cold_start;
 mod first_light;

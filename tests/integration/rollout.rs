@@ -44,8 +44,8 @@ impl Bench {
         stored.body["version"].as_str().unwrap().to_owned()
     }
 
-    fn change(&self, word: &str, body: Value) -> Result<Value, ClientError> {
-        let changed = self.world.client(ACME).post(&format!("{SLOT}/{word}"), &body);
+    fn change(&self, word: &str, body: &Value) -> Result<Value, ClientError> {
+        let changed = self.world.client(ACME).post(&format!("{SLOT}/{word}"), body);
         changed.map(|reply| reply.body)
     }
 
@@ -86,7 +86,7 @@ fn half_of_the_sessions_stay_with_the_canary_and_a_shadow_changes_nothing() {
     let old = bench.bind(&shipped("lowest-cost"), "");
     let new = bench.store("round-robin", &shipped("round-robin"));
     bench
-        .change("canary", json!({"version": &new[..10], "percent": 50}))
+        .change("canary", &json!({"version": &new[..10], "percent": 50}))
         .unwrap();
     let mut versions: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
     for _ in 0..3 {
@@ -104,7 +104,7 @@ fn half_of_the_sessions_stay_with_the_canary_and_a_shadow_changes_nothing() {
     println!("{on_canary} of {SESSIONS} sessions are on the canary");
     assert!((10..=38).contains(&on_canary), "{on_canary} of {SESSIONS}");
 
-    bench.change("shadow", json!({})).unwrap();
+    bench.change("shadow", &json!({})).unwrap();
     let mut differs = 0;
     for request in 0..20 {
         let answer = bench.ask(&format!("shadowed-{request}"));
@@ -141,7 +141,7 @@ fn a_canary_that_traps_is_withdrawn_and_no_client_notices() {
     let old = bench.bind(&shipped("lowest-cost"), "");
     let new = bench.store("trapping", &Guest::always("(unreachable)").component());
     bench
-        .change("canary", json!({"version": new, "percent": 50}))
+        .change("canary", &json!({"version": new, "percent": 50}))
         .unwrap();
     let mut trapped = 0;
     for session in 0..200 {
@@ -187,14 +187,14 @@ fn a_roll_back_restores_version_and_configuration_and_a_pin_outlives_a_restart()
     let config = r#"{"local_below_tokens": 7}"#;
     let old = bench.bind(&shipped("threshold"), config);
     bench.bind(&shipped("round-robin"), "");
-    let back = bench.change("rollback", json!({"reason": "worse"})).unwrap();
+    let back = bench.change("rollback", &json!({"reason": "worse"})).unwrap();
     assert_eq!((&back["sha256"], &back["config"]), (&json!(old), &json!(config)));
     assert_eq!(routed(&bench.ask("s").record).version, old);
     let canary = bench.store("lowest-cost", &shipped("lowest-cost"));
     bench
-        .change("canary", json!({"version": canary, "percent": 100}))
+        .change("canary", &json!({"version": canary, "percent": 100}))
         .unwrap();
-    bench.change("pin", json!({"reason": "audit week"})).unwrap();
+    bench.change("pin", &json!({"reason": "audit week"})).unwrap();
 
     bench.world = bench.world.restart();
     assert_eq!(
@@ -207,9 +207,9 @@ fn a_roll_back_restores_version_and_configuration_and_a_pin_outlives_a_restart()
         .push(ACME, ("acme", "routing"), &shipped("random"), "");
     let refusals = [
         pushed.err(),
-        bench.change("activate", json!({"version": canary})).err(),
-        bench.change("canary", json!({"percent": 5})).err(),
-        bench.change("promote", json!({})).err(),
+        bench.change("activate", &json!({"version": canary})).err(),
+        bench.change("canary", &json!({"percent": 5})).err(),
+        bench.change("promote", &json!({})).err(),
     ];
     for refused in refusals {
         let text = refused.expect("a pinned slot changed").to_string();
@@ -218,9 +218,9 @@ fn a_roll_back_restores_version_and_configuration_and_a_pin_outlives_a_restart()
             "{text}"
         );
     }
-    bench.change("unpin", json!({})).unwrap();
-    bench.change("promote", json!({})).unwrap();
-    bench.change("disable", json!({"reason": "too slow"})).unwrap();
+    bench.change("unpin", &json!({})).unwrap();
+    bench.change("promote", &json!({})).unwrap();
+    bench.change("disable", &json!({"reason": "too slow"})).unwrap();
     let record = bench.ask("s").record;
     assert_eq!(record.fallbacks[0].to, "the built-in router");
     assert!(
@@ -229,6 +229,6 @@ fn a_roll_back_restores_version_and_configuration_and_a_pin_outlives_a_restart()
             .contains("disabled by tenant acme: too slow"),
         "{record:?}"
     );
-    bench.change("enable", json!({})).unwrap();
+    bench.change("enable", &json!({})).unwrap();
     assert_eq!(routed(&bench.ask("s").record).outcome, "ok");
 }

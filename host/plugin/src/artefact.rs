@@ -194,6 +194,7 @@ pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
 }
 
 /// Compiled code of which it is known who wrote it.
+#[derive(Clone, Copy)]
 pub(crate) struct Authentic<'a>(&'a [u8]);
 
 impl<'a> Authentic<'a> {

@@ -29,10 +29,12 @@ impl Clock for Still {
     }
 }
 
+type Says = dyn Fn(&Call<'_>) -> Result<Answer, PolicyFault> + Send + Sync;
+
 /// Answers every question of its kind with the same.
 struct Scripted {
     who: PolicyDescriptor,
-    says: Box<dyn Fn(&Call<'_>) -> Result<Answer, PolicyFault> + Send + Sync>,
+    says: Box<Says>,
 }
 
 impl Policy for Scripted {

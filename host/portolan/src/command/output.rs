@@ -1,9 +1,5 @@
 //! What commands print, and how they fail.
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "this is where the command line speaks"
-)]
+#![expect(clippy::print_stderr, reason = "this is where the command line speaks")]
 
 use serde::Serialize;
 use std::fmt::Display;

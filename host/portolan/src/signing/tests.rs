@@ -59,7 +59,7 @@ fn a_signature_is_good_for_its_bytes_its_key_and_nothing_else() {
     // The bare digest, without the prefix, is another message.
     let bare = ed25519_dalek::Signer::sign(&ed25519_dalek::SigningKey::from_bytes(&[7; 32]), &[1, 2, 3]);
     let bare = VersionSignature {
-        key_id: good.key_id.clone(),
+        key_id: good.key_id,
         signature: hex::encode(bare.to_bytes()),
     };
     assert!(!ours.public().made(&bare, &sha256));

@@ -414,7 +414,7 @@ fn under_four_eyes_a_platform_file_makes_one_proposal_and_a_tenants_file_is_boun
             .collect()
     };
     let pending = ("policy-folder".to_owned(), ProposalState::Pending);
-    assert_eq!(states(&bench), [pending.clone()]);
+    assert_eq!(states(&bench), std::slice::from_ref(&pending));
     assert_eq!(
         bench.report("_platform/cost.wasm.error"),
         None,

@@ -153,12 +153,12 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
                 reason: String::new(),
                 at: Moment(at),
             };
-            let removed = store.remove_version(removal).map_err(shown)?;
+            store.remove_version(removal).map_err(shown)?;
             let left = (
                 store.component(&sha256).is_ok(),
                 store.compiled(&sha256).map_err(shown)?.is_some(),
             );
-            Ok(format!("{removed:?} {left:?}"))
+            Ok(format!("{left:?}"))
         }
         Step::Upload { tenant, most } => {
             let tenant = TenantName::new(&format!("t{tenant}")).unwrap();

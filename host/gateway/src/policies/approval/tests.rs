@@ -181,7 +181,7 @@ fn what_is_approved_is_exactly_what_was_proposed_or_nothing() {
         matches!(late, Err(DeskError::Conflict(_))),
         "the slot changed: {late:?}"
     );
-    assert_eq!(active(&desk, &platform()), Some(second.clone()));
+    assert_eq!(active(&desk, &platform()), Some(second));
     let rejected = desk.decide(other, Rejected, &alice()).unwrap();
     assert_eq!(rejected.done, None, "one's own may be taken back");
 

@@ -126,7 +126,11 @@ fn a_key_that_is_trusted_no_more_leaves_what_is_active_and_stops_every_way_back(
 
     let neither = desk(&store, &[]);
     let restored = neither.restore().unwrap();
-    assert_eq!(restored.active, [new.binding.clone()], "it stays in force");
+    assert_eq!(
+        restored.active,
+        std::slice::from_ref(&new.binding),
+        "it stays in force"
+    );
     assert_eq!(restored.distrusted, [new.binding]);
     assert_eq!(active(&neither, &routing()), Some(new.version.sha256));
     neither.disable(&routing(), &by()).unwrap();

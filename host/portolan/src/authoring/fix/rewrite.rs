@@ -194,9 +194,7 @@ impl<'a> Rewriter<'a> {
             Payload::InstanceSection(instances) => {
                 for instance in instances.clone() {
                     let mut section = InstanceSection::new();
-                    self.numbers
-                        .parse_instance(&mut section, instance?)
-                        .map_err(unsupported)?;
+                    self.numbers.parse_instance(&mut section, instance?)?;
                     self.out.section(&section);
                     self.numbers.add_core_instance();
                 }
@@ -206,9 +204,7 @@ impl<'a> Rewriter<'a> {
                 for instance in instances.clone() {
                     let mut section = ComponentInstanceSection::new();
                     let instance = self.without_wasi_arguments(instance?);
-                    self.numbers
-                        .parse_component_instance(&mut section, instance)
-                        .map_err(unsupported)?;
+                    self.numbers.parse_component_instance(&mut section, instance)?;
                     self.out.section(&section);
                     Numbers::add(&mut self.numbers.instances);
                 }
@@ -219,9 +215,7 @@ impl<'a> Rewriter<'a> {
                     let export = export?;
                     let kind = export.kind;
                     let mut section = ComponentExportSection::new();
-                    self.numbers
-                        .parse_component_export(&mut section, export)
-                        .map_err(unsupported)?;
+                    self.numbers.parse_component_export(&mut section, export)?;
                     self.out.section(&section);
                     self.note_external(kind);
                 }
@@ -302,9 +296,7 @@ impl<'a> Rewriter<'a> {
             if self.survey.types.contains(&self.types) {
                 section.instance(&InstanceType::new());
             } else {
-                self.numbers
-                    .parse_component_type(section.ty(), ty)
-                    .map_err(unsupported)?;
+                self.numbers.parse_component_type(section.ty(), ty)?;
             }
             self.types += 1;
         }
@@ -327,7 +319,7 @@ impl<'a> Rewriter<'a> {
                 self.numbers.instances.push(Err(interface.clone()));
                 continue;
             }
-            let reference = self.numbers.component_type_ref(ty).map_err(unsupported)?;
+            let reference = self.numbers.component_type_ref(ty)?;
             section.import(import.name, reference);
             match ty {
                 ComponentTypeRef::Instance(_) => Numbers::add(&mut self.numbers.instances),
@@ -398,7 +390,7 @@ impl<'a> Rewriter<'a> {
     }
 
     fn write_alias(&mut self, alias: ComponentAlias<'_>) -> Result<(), FixError> {
-        let alias = self.numbers.component_alias(alias).map_err(unsupported)?;
+        let alias = self.numbers.component_alias(alias)?;
         self.out.section(ComponentAliasSection::new().alias(alias));
         Ok(())
     }
@@ -414,9 +406,7 @@ impl<'a> Rewriter<'a> {
                 Some(stub) => self.stub(*stub),
                 None => {
                     let mut section = CanonicalFunctionSection::new();
-                    self.numbers
-                        .parse_component_canonical(&mut section, function)
-                        .map_err(unsupported)?;
+                    self.numbers.parse_component_canonical(&mut section, function)?;
                     self.out.section(&section);
                 }
             }
@@ -511,6 +501,8 @@ fn slice<'a>(component: &'a [u8], range: &std::ops::Range<u64>) -> Option<&'a [u
     component.get(start..end)
 }
 
-fn unsupported(error: Error<Infallible>) -> FixError {
-    FixError::Unsupported(error.to_string())
+impl From<Error<Infallible>> for FixError {
+    fn from(error: Error<Infallible>) -> Self {
+        Self::Unsupported(error.to_string())
+    }
 }
