@@ -3,6 +3,7 @@
 mod accessors;
 mod build;
 mod fix;
+mod install;
 mod language;
 mod manifest;
 mod scaffold;
@@ -12,6 +13,7 @@ mod toolchain;
 
 pub use build::{BuildError, Built, build};
 pub use fix::{Deed, FixError, Fixed, Stubbed, fix};
+pub use install::to_install;
 pub use language::Language;
 pub use manifest::{MANIFEST, Manifest, ManifestError};
 pub use scaffold::{Scaffold, ScaffoldError};

@@ -9,7 +9,7 @@ use std::{fs, io};
 use wit_component::StringEncoding;
 use wit_parser::Resolve;
 
-const CARGO: Tool = Tool {
+pub(super) const CARGO: Tool = Tool {
     program: "cargo",
     own: None,
     install: "curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y\n\
@@ -19,25 +19,37 @@ const RUSTC: Tool = Tool {
     program: "rustc",
     ..CARGO
 };
-const QJS: Tool = Tool {
+pub(super) const QJS: Tool = Tool {
     program: "componentize-qjs",
     own: Some("node_modules/.bin"),
     install: "apt-get install nodejs npm   # unless Node.js 20 or later is there\n\
               npm install                  # in the project's folder",
 };
-const PY: Tool = Tool {
+pub(super) const PY: Tool = Tool {
     program: "componentize-py",
     own: Some(".venv/bin"),
     install: "apt-get install python3-venv   # unless Python 3.10 or later is there\n\
               python3 -m venv .venv          # in the project's folder\n\
               .venv/bin/pip install -r requirements.txt",
 };
-const CLANG: Tool = Tool {
+/// Fetches `QJS`.
+pub(super) const NPM: Tool = Tool {
+    program: "npm",
+    own: None,
+    ..QJS
+};
+/// Fetches `PY`.
+pub(super) const PYTHON: Tool = Tool {
+    program: "python3",
+    own: None,
+    ..PY
+};
+pub(super) const CLANG: Tool = Tool {
     program: "clang",
     own: None,
     install: "apt-get install clang lld",
 };
-const LLD: Tool = Tool {
+pub(super) const LLD: Tool = Tool {
     program: "wasm-ld",
     ..CLANG
 };
@@ -121,7 +133,7 @@ fn build_rust(dir: &Path, manifest: &Manifest, component: &str) -> Result<(), Bu
 }
 
 /// Whether the standard library for the target lies in the sysroot of the toolchain that builds in `dir`.
-fn has_rust_target(dir: &Path) -> Result<bool, BuildError> {
+pub(super) fn has_rust_target(dir: &Path) -> Result<bool, BuildError> {
     let asked = std::process::Command::new(RUSTC.find(dir)?)
         .args(["--print", "target-libdir", "--target", RUST_TARGET])
         .current_dir(dir)

@@ -38,7 +38,8 @@ pub(super) fn new(args: NewArgs, as_json: bool) -> Result<(), Failure> {
     ));
     line("next:");
     line(format!("  cd {}", dir.display()));
-    line(format!("  {}", args.lang.install()));
+    let install = authoring::to_install(args.lang, &dir).unwrap_or_default();
+    install.lines().for_each(|command| line(format!("  {command}")));
     line("  portolan policy build");
     Ok(())
 }
