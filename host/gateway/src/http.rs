@@ -61,6 +61,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/proposals", get(proposals::list))
         .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
         .route("/v1/portolan/tenants/{tenant}/usage", get(usage::usage))
+        .route("/v1/portolan/usage", get(usage::all))
         .route("/v1/portolan/kv/quarantine", get(inspect::quarantine))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)

@@ -30,7 +30,7 @@ pub use order::{
 pub use restore::{NotRestored, Restored};
 pub use rollout::Enforced;
 pub use tally::{Breach, Counts};
-pub use usage::{PolicyUsage, PolicyUse, Share, Usage};
+pub use usage::{LogLines, PolicyUsage, PolicyUse, Share, Usage};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;

@@ -258,8 +258,8 @@ pub struct SlotArgs {
 pub enum TenantCommand {
     /// Say what a tenant used of what it may.
     Usage {
-        /// Which; `_platform` for the platform.
-        tenant: String,
+        /// Which; `_platform` for the platform. All that the key may see when left out.
+        tenant: Option<String>,
         /// The running host.
         #[command(flatten)]
         server: ServerArgs,

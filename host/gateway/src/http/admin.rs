@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Stands for the platform's scope in a path. No tenant can have this name: names begin with a letter or digit.
-const PLATFORM: &str = "_platform";
+pub(super) const PLATFORM: &str = "_platform";
 
 /// Largest component taken over HTTP in bytes. An interpreted guest with its engine has 10 to 15 MB; the check has a
 /// bound of its own and says more about what it finds.

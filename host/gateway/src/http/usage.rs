@@ -1,16 +1,18 @@
 //! What a tenant used of what it may, and the removal of versions it does not need.
 
 use super::admin::{by, full_version, on_desk, refusal, scope, turn};
-use super::{admin, errors};
+use super::models::List;
+use super::{admin, auth, errors};
 use crate::error::{ErrorKind, RequestError};
-use crate::policies::{PolicySlot, Usage};
+use crate::policies::{DeskError, PolicySlot, Usage};
 use crate::site::Site;
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use portolan_policy::QuestionKind;
+use portolan_policy::{QuestionKind, Scope};
+use portolan_ports::Principal;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -32,6 +34,34 @@ pub(super) async fn usage(
     let turn = turn(&site, &scope)?;
     match on_desk(&site, turn, move |desk| desk.usage(&scope)).await? {
         Ok(usage) => Ok(Json(UsageBody { tenant, usage }).into_response()),
+        Err(error) => Ok(refusal(error)),
+    }
+}
+
+/// What every tenant used whom the key may see: its own, or all and the platform.
+pub(super) async fn all(State(site): State<Arc<Site>>, headers: HeaderMap) -> Result<Response, RequestError> {
+    let own = match auth::principal(&site, &headers)? {
+        Principal::Operator => None,
+        Principal::Tenant(tenant) => Some(Scope::Tenant(tenant)),
+    };
+    let turn = turn(&site, own.as_ref().unwrap_or(&Scope::Platform))?;
+    let listed = on_desk(&site, turn, move |desk| {
+        let scopes = match own {
+            Some(own) => vec![own],
+            None => desk.scopes()?,
+        };
+        let usage = scopes.into_iter().map(|scope| {
+            let usage = desk.usage(&scope)?;
+            let tenant = match scope {
+                Scope::Platform => admin::PLATFORM.to_owned(),
+                Scope::Tenant(tenant) => tenant.to_string(),
+            };
+            Ok(UsageBody { tenant, usage })
+        });
+        usage.collect::<Result<Vec<_>, DeskError>>()
+    });
+    match listed.await? {
+        Ok(listed) => Ok(Json(List::of(listed)).into_response()),
         Err(error) => Ok(refusal(error)),
     }
 }

@@ -3,7 +3,7 @@
 use super::{DeskError, PolicyDesk, PolicySlot};
 use portolan_decide::{PathRecord, PolicyRecord};
 use portolan_policy::{PolicySource, QuestionKind, Scope};
-use portolan_ports::StateUsed;
+use portolan_ports::{Reading, Sample, StateUsed};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -44,6 +44,41 @@ pub struct Share {
     pub limit: Option<u64>,
 }
 
+/// Log lines of the versions that are loaded at present, since each was loaded. Of the busiest ones only, where the host
+/// has more than the runtime tells apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LogLines {
+    /// Those in the host's log.
+    pub written: u64,
+    /// Those left out because there were too many.
+    pub dropped: u64,
+}
+
+impl LogLines {
+    /// What the runtime counted for a scope.
+    fn of(samples: &[Sample], scope: &Scope) -> Self {
+        let owner = match scope {
+            Scope::Platform => "_platform",
+            Scope::Tenant(tenant) => tenant.as_str(),
+        };
+        let mut lines = Self::default();
+        for sample in samples {
+            let is_theirs = sample
+                .labels
+                .iter()
+                .any(|(label, value)| *label == "tenant" && value == owner);
+            match (sample.name, &sample.value) {
+                ("policy_runtime_log_lines", Reading::Counter(count)) if is_theirs => lines.written += count,
+                ("policy_runtime_log_lines_dropped", Reading::Counter(count)) if is_theirs => {
+                    lines.dropped += count;
+                }
+                _ => {}
+            }
+        }
+        lines
+    }
+}
+
 /// What a scope used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
@@ -59,6 +94,8 @@ pub struct Usage {
     pub state_keys: Share,
     /// Bytes of those keys and their values.
     pub state_bytes: Share,
+    /// Lines its policies logged.
+    pub log_lines: LogLines,
 }
 
 /// What each policy did, by scope.
@@ -98,6 +135,14 @@ impl Ledger {
 }
 
 impl PolicyDesk {
+    /// The platform and every tenant, by name.
+    pub fn scopes(&self) -> Result<Vec<Scope>, DeskError> {
+        let mut tenants = self.parts.store.tenants()?;
+        tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        let tenants = tenants.into_iter().map(|tenant| Scope::Tenant(tenant.name));
+        Ok(std::iter::once(Scope::Platform).chain(tenants).collect())
+    }
+
     /// What a scope used.
     pub fn usage(&self, scope: &Scope) -> Result<Usage, DeskError> {
         let quotas = self.quotas.of(scope);
@@ -121,6 +166,7 @@ impl PolicyDesk {
             stored_bytes: share(bytes, quotas.stored_bytes, u64::MAX),
             state_keys: share(state.keys, quotas.state_keys, u64::MAX),
             state_bytes: share(state.bytes, quotas.state_bytes, u64::MAX),
+            log_lines: LogLines::of(&self.parts.loader.samples(), scope),
         })
     }
 }
@@ -129,5 +175,36 @@ fn share(used: u64, limit: u64, boundless: u64) -> Share {
     Share {
         used,
         limit: (limit < boundless).then_some(limit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portolan_base::TenantName;
+
+    #[test]
+    fn log_lines_are_those_of_the_scopes_own_versions() {
+        let sample = |name, tenant: &str, count| Sample {
+            name,
+            help: "",
+            labels: vec![("tenant", tenant.to_owned())],
+            value: Reading::Counter(count),
+        };
+        let (written, dropped) = ("policy_runtime_log_lines", "policy_runtime_log_lines_dropped");
+        let samples = [
+            sample(written, "acme", 3),
+            sample(written, "acme", 4),
+            sample(dropped, "acme", 5),
+            sample(written, "_platform", 6),
+            sample("policy_runtime_calls", "acme", 7),
+        ];
+        let acme = Scope::Tenant(TenantName::new("acme").unwrap());
+        let of = |scope: &Scope| LogLines::of(&samples, scope);
+        assert_eq!((of(&acme).written, of(&acme).dropped), (7, 5));
+        assert_eq!(
+            (of(&Scope::Platform).written, of(&Scope::Platform).dropped),
+            (6, 0)
+        );
     }
 }

@@ -52,6 +52,23 @@ async fn a_tenants_uploads_are_counted_refused_ones_too_and_the_operators_are_no
 }
 
 #[tokio::test]
+async fn a_key_sees_the_usage_of_those_it_may_see() {
+    let app = App::new();
+    let listed = async |key: &str| -> Vec<String> {
+        let reply = app.get(key, "/v1/portolan/usage").await.json();
+        let data = reply["data"].as_array().unwrap().iter();
+        data.map(|usage| {
+            assert_eq!(usage["log_lines"], json!({"written": 0, "dropped": 0}));
+            usage["tenant"].as_str().unwrap().to_owned()
+        })
+        .collect()
+    };
+    assert_eq!(listed(ACME).await, ["acme"]);
+    assert_eq!(listed(OPERATOR).await, ["_platform", "acme", "globex", "lost"]);
+    assert_eq!(app.get("nobody", "/v1/portolan/usage").await.status, 401);
+}
+
+#[tokio::test]
 async fn the_oldest_version_that_nothing_needs_makes_room_and_what_is_needed_stays() {
     let app = app(Quotas {
         stored_versions: 4,
