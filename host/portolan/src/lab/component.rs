@@ -35,6 +35,15 @@ pub struct Workshop {
     key: ArtefactKey,
 }
 
+fn unhurried() -> Limits {
+    Limits {
+        inline_deadline_ms: UNHURRIED_MS,
+        slow_deadline_ms: UNHURRIED_MS,
+        setup_deadline_ms: UNHURRIED_MS,
+        ..Limits::default()
+    }
+}
+
 impl Workshop {
     /// With the limits and the instances made ahead of the running host.
     pub fn new() -> Result<Self, LabError> {
@@ -57,17 +66,20 @@ impl Workshop {
         })
     }
 
+    /// The same, but no call is stopped for the wall clock's sake: fuel alone bounds it, so that an answer does not
+    /// depend on what else the machine does.
+    pub fn unhurried() -> Result<Self, LabError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
+        let key = ArtefactKey::draw(&OsRandom);
+        let loader = component_loader_with(unhurried(), key.clone(), Arc::clone(&clock))?;
+        Ok(Self { loader, clock, key })
+    }
+
     /// Lives by `clock`, which is not the wall's: what policies keep ages by it, and no call is stopped for the wall
     /// clock's sake, so that fuel alone bounds it and every run is the same. A workshop of its own keeps its own state.
     pub fn on(&self, clock: Arc<dyn Clock>) -> Result<Self, LabError> {
-        let limits = Limits {
-            inline_deadline_ms: UNHURRIED_MS,
-            slow_deadline_ms: UNHURRIED_MS,
-            setup_deadline_ms: UNHURRIED_MS,
-            ..Limits::default()
-        };
         Ok(Self {
-            loader: component_loader_with(limits, self.key.clone(), Arc::clone(&clock))?,
+            loader: component_loader_with(unhurried(), self.key.clone(), Arc::clone(&clock))?,
             clock,
             key: self.key.clone(),
         })

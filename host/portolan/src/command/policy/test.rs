@@ -63,7 +63,7 @@ fn test(args: &TestArgs) -> Result<(QuestionKind, Vec<Verdict>), LabError> {
         .cases
         .clone()
         .unwrap_or_else(|| CaseTable::beside(&args.file));
-    let workshop = Workshop::new()?;
+    let workshop = Workshop::unhurried()?;
     let file = workshop.open(&args.file, args.question)?;
     let table = CaseTable::read(&path)?;
     let mut verdicts = Vec::new();
