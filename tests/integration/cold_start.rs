@@ -6,7 +6,7 @@ use portolan_base::{Clock, TenantName};
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig, MemoryState};
 use portolan_policy::{NameTables, QuestionKind, Scope};
-use portolan_ports::{BindingRecord, NewVersion, PolicyLoader, PolicyStore};
+use portolan_ports::{BindingRecord, NewVersion, PolicyLoader, PolicyStore, Reuse};
 use portolan_store::SledStore;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,6 +63,7 @@ fn fill(folder: &Path) {
             sha256: version.unwrap().sha256,
             config: String::new(),
             budget: None,
+            reuse: Reuse::ByClass,
             how: Default::default(),
             generation: 0,
             actor: "test".into(),

@@ -10,6 +10,7 @@
 mod approval;
 mod change;
 mod error;
+mod load;
 mod missing;
 mod order;
 mod quota;
@@ -32,6 +33,7 @@ pub use rollout::Enforced;
 pub use tally::{Breach, Counts};
 pub use usage::{LogLines, PolicyUsage, PolicyUse, Share, Usage};
 
+use self::load::Told;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use portolan_base::{Clock, TenantName};
@@ -39,7 +41,7 @@ use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{
     Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyState, PolicyStore, QuotaBook,
-    Quotas, Reuse, Sample, Signatures, VersionRecord,
+    Quotas, Sample, Signatures, VersionRecord,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -194,15 +196,15 @@ impl PolicyDesk {
     }
 
     /// What the loader needs to know, with the name tables of the scope.
-    fn binding(&self, slot: &PolicySlot, name: &str, sha256: &str, config: &str) -> Binding {
+    fn binding(&self, slot: &PolicySlot, told: Told<'_>) -> Binding {
         Binding {
             scope: slot.scope.clone(),
             question: slot.question,
-            name: name.to_owned(),
-            version: sha256.to_owned(),
-            config: config.to_owned(),
+            name: told.name.to_owned(),
+            version: told.sha256.to_owned(),
+            config: told.config.to_owned(),
             names: self.names(slot),
-            reuse: Reuse::default(),
+            reuse: told.reuse,
         }
     }
 

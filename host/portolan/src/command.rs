@@ -196,6 +196,10 @@ pub enum PolicyCommand {
         /// Text for its `configure`, or @FILE; that of its last binding when left out.
         #[arg(long, value_name = "TEXT|@FILE")]
         config: Option<String>,
+        /// fresh: an instance for each call; warm: kept from call to call; by-class: fresh when compact. As in its last
+        /// binding when left out.
+        #[arg(long, value_name = "HOW")]
+        reuse: Option<portolan_ports::Reuse>,
         /// Why, for the audit log.
         #[arg(long, default_value = "")]
         reason: String,

@@ -3,13 +3,14 @@
 use crate::Sample;
 use portolan_policy::{NameTables, Policy, QuestionKind};
 use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 use std::sync::Arc;
 
 pub use portolan_policy::Scope;
 
 /// Whether an instance of a policy answers more than one call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Reuse {
     /// Fresh for a compact component, warm for an interpreted one, which takes longer to start than to answer.
     #[default]
@@ -20,6 +21,42 @@ pub enum Reuse {
     /// policy can then keep something from call to call, which makes its answers hard to replay.
     Warm,
 }
+
+impl Reuse {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ByClass => "by-class",
+            Self::Fresh => "fresh",
+            Self::Warm => "warm",
+        }
+    }
+
+    /// Whether the component's class decides: what a record need not say.
+    pub fn is_by_class(&self) -> bool {
+        *self == Self::ByClass
+    }
+}
+
+impl FromStr for Reuse {
+    type Err = UnknownReuse;
+
+    fn from_str(text: &str) -> Result<Self, UnknownReuse> {
+        match text {
+            "by-class" => Ok(Self::ByClass),
+            "fresh" => Ok(Self::Fresh),
+            "warm" => Ok(Self::Warm),
+            _ => Err(UnknownReuse(text.to_owned())),
+        }
+    }
+}
+
+/// A word that is no [`Reuse`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "reuse is {0:?}; it must be fresh (an instance for each call), warm (kept from call to call) or by-class (fresh when compact)"
+)]
+pub struct UnknownReuse(String);
 
 /// What a loaded policy is bound to.
 #[derive(Clone, Debug)]

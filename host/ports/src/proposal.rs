@@ -1,6 +1,6 @@
 //! A change that waits for a second person.
 
-use crate::Scope;
+use crate::{Reuse, Scope};
 use portolan_base::Moment;
 use portolan_decide::{Budget, TrialStage};
 use portolan_policy::QuestionKind;
@@ -17,6 +17,9 @@ pub enum ProposedChange {
         sha256: String,
         /// The text for `configure`.
         config: String,
+        /// Whether its instances are kept from call to call.
+        #[serde(default, skip_serializing_if = "Reuse::is_by_class")]
+        reuse: Reuse,
         /// What it may cost.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         budget: Option<Budget>,
@@ -27,6 +30,9 @@ pub enum ProposedChange {
         sha256: String,
         /// The text for `configure`.
         config: String,
+        /// Whether its instances are kept from call to call.
+        #[serde(default, skip_serializing_if = "Reuse::is_by_class")]
+        reuse: Reuse,
         /// What it may cost.
         budget: Budget,
         /// How far it goes.
@@ -46,6 +52,9 @@ pub enum ProposedChange {
         sha256: String,
         /// Its text for `configure`.
         config: String,
+        /// Whether its instances are kept from call to call.
+        #[serde(default, skip_serializing_if = "Reuse::is_by_class")]
+        reuse: Reuse,
         /// The version that was named, if one was.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<String>,
@@ -65,22 +74,39 @@ pub enum ProposedChange {
 impl fmt::Display for ProposedChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Activate { sha256, config, .. } => write!(f, "activate {sha256} {config}"),
+            Self::Activate {
+                sha256,
+                config,
+                reuse,
+                ..
+            } => write!(f, "activate {sha256}{} {config}", of_instances(*reuse)),
             Self::Try {
                 sha256,
                 stage,
                 config,
+                reuse,
                 ..
-            } => write!(f, "{stage} of {sha256} {config}"),
+            } => write!(f, "{stage} of {sha256}{} {config}", of_instances(*reuse)),
             Self::Promote { sha256 } => write!(f, "promote {sha256}"),
             Self::Withdraw => f.write_str("withdraw"),
-            Self::Rollback { sha256, .. } => write!(f, "roll back to {sha256}"),
+            Self::Rollback { sha256, reuse, .. } => {
+                write!(f, "roll back to {sha256}{}", of_instances(*reuse))
+            }
             Self::Unbind => f.write_str("unbind"),
             Self::Pin => f.write_str("pin"),
             Self::Unpin => f.write_str("unpin"),
             Self::Disable => f.write_str("disable"),
             Self::Enable => f.write_str("enable"),
         }
+    }
+}
+
+/// What a proposal says of the instances, where the class does not decide.
+const fn of_instances(reuse: Reuse) -> &'static str {
+    match reuse {
+        Reuse::ByClass => "",
+        Reuse::Fresh => " (fresh)",
+        Reuse::Warm => " (warm)",
     }
 }
 

@@ -1,5 +1,6 @@
 //! REMEMBERS: policies, bindings, tenants, keys, audit. What a call acknowledged survives `kill -9`.
 
+use crate::Reuse;
 use crate::{ProposalRecord, Scope, UploadTurn, VersionSignature};
 use bytes::Bytes;
 use portolan_base::{Moment, OperatorName, TenantName};
@@ -101,6 +102,9 @@ pub struct BindingRecord {
     /// What it may cost before the version before it comes back; `None`: whatever it costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
+    /// Whether its instances are kept from call to call.
+    #[serde(default, skip_serializing_if = "Reuse::is_by_class")]
+    pub reuse: Reuse,
     /// How it came about.
     #[serde(default)]
     pub how: BindingChange,
@@ -154,6 +158,9 @@ pub struct TrialRecord {
     pub sha256: String,
     /// The text for `configure`.
     pub config: String,
+    /// Whether its instances are kept from call to call. It becomes the binding's when the version is promoted.
+    #[serde(default, skip_serializing_if = "Reuse::is_by_class")]
+    pub reuse: Reuse,
     /// How far it has come.
     #[serde(flatten)]
     pub stage: TrialStage,
@@ -377,6 +384,9 @@ pub struct ChangeRecord {
     /// SHA-256 of the whole configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_sha256: Option<String>,
+    /// Whether its instances are kept from call to call, where its class does not decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Reuse>,
 }
 
 impl ChangeRecord {
@@ -392,6 +402,9 @@ impl ChangeRecord {
             next: next.map(sha256),
             config: next.map(|binding| beginning(&binding.config)),
             config_sha256: next.map(|binding| hex::encode(Sha256::digest(&binding.config))),
+            reuse: next
+                .map(|binding| binding.reuse)
+                .filter(|reuse| !reuse.is_by_class()),
         }
     }
 }

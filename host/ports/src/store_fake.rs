@@ -494,6 +494,7 @@ mod tests {
             sha256: sha256.into(),
             config: String::new(),
             budget: None,
+            reuse: crate::Reuse::ByClass,
             how: crate::BindingChange::Activate,
             generation: 0,
             actor: "op".into(),

@@ -1,4 +1,4 @@
-//! Prints what a request's decisions cost: `make bench`.
+//! Prints what a request's decisions cost: `make bench`. With the argument `reloads=N`, only what N reloads leave behind.
 
 use portolan_bench::{Decision, Figures, Inputs, Readiness, Unprepared, each, in_a_row, reloads};
 use std::path::{Path, PathBuf};
@@ -13,19 +13,22 @@ fn main() -> Result<(), Unprepared> {
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../plugins/dist"),
         PathBuf::from,
     );
+    if let Some(count) = std::env::args().find_map(|given| given.strip_prefix("reloads=")?.parse().ok()) {
+        return reloading(&folder, count);
+    }
     say("| what | routes | median | p99 | p99, processor time | a second of processor time | of native |");
     say("|---|---|---|---|---|---|---|");
     for routes in [16, 64] {
         decisions(&folder, routes)?;
     }
-    reloading(&folder)
+    reloading(&folder, RELOADS)
 }
 
-/// Ten thousand reloads of eight versions while another thread asks.
-fn reloading(folder: &Path) -> Result<(), Unprepared> {
-    let done = reloads(folder, RELOADS)?;
+/// Reloads of eight versions in turn while another thread asks.
+fn reloading(folder: &Path, count: usize) -> Result<(), Unprepared> {
+    let done = reloads(folder, count)?;
     say(&format!(
-        "\n{RELOADS} reloads under {} calls: median {:?}, of the swap itself {:?}; resident KiB at each tenth: {:?}",
+        "\n{count} reloads under {} calls: median {:?}, of the swap itself {:?}; resident KiB at each tenth: {:?}",
         done.calls, done.median, done.swap_median, done.resident_kib
     ));
     Ok(())

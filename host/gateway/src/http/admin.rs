@@ -18,7 +18,7 @@ use portolan_base::TenantName;
 use portolan_decide::Budget;
 use portolan_policy::{QuestionKind, Scope};
 use portolan_ports::{
-    BindingRecord, Finding, PolicyReport, Principal, ProposalRecord, RolloutRecord, VersionRecord,
+    BindingRecord, Finding, PolicyReport, Principal, ProposalRecord, Reuse, RolloutRecord, VersionRecord,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -57,6 +57,8 @@ pub(super) struct UploadQuery {
     activate: Option<bool>,
     /// A budget as JSON.
     budget: Option<String>,
+    /// `fresh`, `warm` or `by-class`.
+    reuse: Option<String>,
 }
 
 impl UploadQuery {
@@ -77,6 +79,11 @@ impl UploadQuery {
         let config = body.split_to(bytes);
         let config = std::str::from_utf8(&config).map_err(|_| bad("the configuration is not UTF-8"))?;
         Ok((config.to_owned(), body))
+    }
+
+    fn reuse(&self) -> Result<Reuse, RequestError> {
+        let parsed = self.reuse.as_deref().map_or(Ok(Reuse::ByClass), str::parse);
+        parsed.map_err(|error| RequestError::bad_field("reuse", error.to_string()))
     }
 
     fn budget(&self) -> Result<Option<Budget>, RequestError> {
@@ -103,6 +110,7 @@ struct ActivateBody {
     version: String,
     config: Option<String>,
     budget: Option<Budget>,
+    reuse: Option<Reuse>,
     #[serde(default)]
     reason: String,
 }
@@ -165,7 +173,7 @@ pub(super) async fn upload(
     let query = errors::query(query)?;
     let by = by(&actor, &query.reason)?;
     let turn = turn(&site, &slot.scope)?;
-    let budget = query.budget()?;
+    let (budget, reuse) = (query.budget()?, query.reuse()?);
     if let Principal::Tenant(tenant) = auth::principal(&site, &headers)? {
         let counted = on_desk(&site, Turn(None), move |desk| desk.count_upload(&tenant));
         if let Err(error) = counted.await? {
@@ -187,6 +195,7 @@ pub(super) async fn upload(
         component,
         config,
         budget,
+        reuse,
         signature: signature(&headers)?,
     };
     let active = query.activate.unwrap_or(true);
@@ -249,8 +258,9 @@ pub(super) async fn activate(
     let turn = turn(&site, &slot.scope)?;
     let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
     let order: ActivateBody = serde_json::from_slice(&order).map_err(|error| {
-        let message =
-            format!("the body must be {{\"version\", \"config\", \"budget\", \"reason\"}}: {error}");
+        let message = format!(
+            "the body must be {{\"version\", \"config\", \"budget\", \"reuse\", \"reason\"}}: {error}"
+        );
         RequestError::new(ErrorKind::BadRequest, message)
     })?;
     let by = by(&actor, &order.reason)?;
@@ -264,6 +274,7 @@ pub(super) async fn activate(
             sha256,
             config: order.config,
             budget: order.budget,
+            reuse: order.reuse,
         };
         desk.submit(Order::Activate(activation), &by).map(Ok)
     });

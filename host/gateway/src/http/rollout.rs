@@ -11,6 +11,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use portolan_decide::{Budget, Percent, TrialStage};
+use portolan_ports::Reuse;
 use serde::Deserialize;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -54,8 +55,8 @@ impl Change {
     /// The fields it takes beside `reason`.
     const fn fields(self) -> &'static [&'static str] {
         match self {
-            Self::Shadow => &["version", "config", "budget"],
-            Self::Canary => &["version", "config", "budget", "percent"],
+            Self::Shadow => &["version", "config", "budget", "reuse"],
+            Self::Canary => &["version", "config", "budget", "reuse", "percent"],
             Self::Rollback => &["version"],
             Self::Promote | Self::Withdraw | Self::Pin | Self::Unpin | Self::Disable | Self::Enable => &[],
         }
@@ -70,6 +71,7 @@ struct ChangeBody {
     percent: Option<u8>,
     config: Option<String>,
     budget: Option<Budget>,
+    reuse: Option<Reuse>,
     #[serde(default)]
     reason: String,
 }
@@ -82,6 +84,7 @@ impl ChangeBody {
             ("percent", self.percent.is_some()),
             ("config", self.config.is_some()),
             ("budget", self.budget.is_some()),
+            ("reuse", self.reuse.is_some()),
         ];
         match sent
             .iter()
@@ -147,7 +150,7 @@ fn parse(headers: &HeaderMap, order: &[u8]) -> Result<ChangeBody, RequestError> 
     body::expect_json(headers)?;
     serde_json::from_slice(order).map_err(|error| {
         let text = format!(
-            "the body must be {{\"version\", \"percent\", \"config\", \"budget\", \"reason\"}}: {error}"
+            "the body must be {{\"version\", \"percent\", \"config\", \"budget\", \"reuse\", \"reason\"}}: {error}"
         );
         RequestError::new(ErrorKind::BadRequest, text)
     })
@@ -179,6 +182,7 @@ fn order_of(
                 stage,
                 config: order.config,
                 budget: order.budget,
+                reuse: order.reuse,
             })
         }
         Change::Promote => Order::Promote(slot),

@@ -4,6 +4,7 @@
 //! the slot has changed meanwhile. One change is open to a single operator, because waiting would cost more than it
 //! saves: taking a question out of force (`disable`). The host's own changes, a spent budget, wait for nobody.
 
+use super::load::Told;
 use super::order::Authority;
 use super::{
     Activation, By, DeskError, Done, Order, PolicyDesk, PolicySlot, RollBack, Stored, TrialOrder, Upload,
@@ -53,13 +54,15 @@ impl PolicyDesk {
             let done = Done::Bound(Box::new(uploaded.binding));
             return Ok(UploadDone { stored, done });
         }
-        let (slot, config, budget) = (upload.slot.clone(), upload.config.clone(), upload.budget);
+        let (slot, config) = (upload.slot.clone(), upload.config.clone());
+        let (budget, reuse) = (upload.budget, upload.reuse);
         let stored = self.push(upload, by)?;
         let order = Order::Activate(Activation {
             slot,
             sha256: stored.version.sha256.clone(),
             config: Some(config),
             budget,
+            reuse: Some(reuse),
         });
         let done = self.submit(order, by)?;
         Ok(UploadDone { stored, done })
@@ -194,16 +197,17 @@ impl PolicyDesk {
                 sha256,
                 config,
                 budget,
+                reuse,
             }) => {
                 budget.iter().try_for_each(|budget| budget.check())?;
-                let (name, last_config) = self.last_known(&slot, &sha256)?;
-                let config = config.unwrap_or(last_config);
+                let known = self.last_known(&slot, &sha256)?.with(config, reuse);
                 self.check_stored(&slot, &sha256)?;
-                self.load_stored(&slot, (&name, &sha256, &config))?;
+                self.load_stored(&slot, known.as_told())?;
                 ProposedChange::Activate {
                     sha256,
-                    config,
+                    config: known.config,
                     budget,
+                    reuse: known.reuse,
                 }
             }
             Order::Try(order) => {
@@ -211,11 +215,12 @@ impl PolicyDesk {
                 let trial = self.trial_of(order, by)?;
                 trial.budget.check()?;
                 self.check_stored(&slot, &trial.sha256)?;
-                self.load_stored(&slot, (&trial.name, &trial.sha256, &trial.config))?;
+                self.load_stored(&slot, Told::from(&trial))?;
                 ProposedChange::Try {
                     sha256: trial.sha256,
                     config: trial.config,
                     budget: trial.budget,
+                    reuse: trial.reuse,
                     stage: trial.stage,
                 }
             }
@@ -233,6 +238,7 @@ impl PolicyDesk {
                 ProposedChange::Rollback {
                     sha256: earlier.sha256,
                     config: earlier.config,
+                    reuse: earlier.reuse,
                     to: order.to,
                 }
             }
@@ -291,16 +297,19 @@ fn order_of(proposal: &ProposalRecord) -> Order {
             sha256,
             config,
             budget,
+            reuse,
         } => Order::Activate(Activation {
             slot,
             sha256,
             config: Some(config),
             budget,
+            reuse: Some(reuse),
         }),
         ProposedChange::Try {
             sha256,
             config,
             budget,
+            reuse,
             stage,
         } => Order::Try(TrialOrder {
             slot,
@@ -308,6 +317,7 @@ fn order_of(proposal: &ProposalRecord) -> Order {
             stage,
             config: Some(config),
             budget: Some(budget),
+            reuse: Some(reuse),
         }),
         ProposedChange::Promote { .. } => Order::Promote(slot),
         ProposedChange::Withdraw => Order::Withdraw(slot),

@@ -1,6 +1,6 @@
 //! The changes: upload, push, activate, unbind.
 
-use super::error::CONFIG_MAX_BYTES;
+use super::load::{Told, check_config};
 use super::rollout::refuse_if_pinned;
 use super::unavailable::Unavailable;
 use super::{Activation, By, DeskError, PolicyDesk, PolicySlot, Stored, Upload, Uploaded};
@@ -9,7 +9,7 @@ use portolan_base::id::check_name;
 use portolan_decide::{Budget, PolicyTable};
 use portolan_policy::Policy;
 use portolan_ports::{
-    BindingChange, BindingRecord, NewVersion, PolicyReport, Rehearsal, VersionRecord, VersionSignature,
+    BindingChange, BindingRecord, NewVersion, PolicyReport, Rehearsal, Reuse, VersionRecord, VersionSignature,
 };
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ pub(super) struct NewBinding {
     pub(super) sha256: String,
     pub(super) config: String,
     pub(super) budget: Option<Budget>,
+    pub(super) reuse: Reuse,
     pub(super) how: BindingChange,
 }
 
@@ -38,6 +39,7 @@ impl NewBinding {
             sha256: earlier.sha256,
             config: earlier.config,
             budget: earlier.budget,
+            reuse: earlier.reuse,
             how: BindingChange::RollBack,
         }
     }
@@ -51,7 +53,7 @@ impl PolicyDesk {
         let proven = self.prove(&upload)?;
         let name = upload.name.clone();
         let config = upload.config.clone();
-        let budget = upload.budget;
+        let (budget, reuse) = (upload.budget, upload.reuse);
         let slot = upload.slot.clone();
         let _changing = self.changing.lock();
         let made = (proven.compiled, proven.signatures);
@@ -61,6 +63,7 @@ impl PolicyDesk {
             sha256: version.sha256.clone(),
             config,
             budget,
+            reuse,
             how: BindingChange::Activate,
         };
         let binding = self.bind(&slot, (new, proven.policy), by)?;
@@ -90,40 +93,23 @@ impl PolicyDesk {
             sha256,
             config,
             budget,
+            reuse,
         } = activation;
         if let Some(budget) = &budget {
             budget.check()?;
         }
-        let (name, last_config) = self.last_known(&slot, &sha256)?;
-        let config = config.unwrap_or(last_config);
-        let policy = self.load_stored(&slot, (&name, &sha256, &config))?;
+        let known = self.last_known(&slot, &sha256)?.with(config, reuse);
+        let policy = self.load_stored(&slot, known.as_told())?;
         let _changing = self.changing.lock();
         let new = NewBinding {
-            name,
+            name: known.name,
             sha256,
-            config,
+            config: known.config,
             budget,
+            reuse: known.reuse,
             how: BindingChange::Activate,
         };
         self.bind(&slot, (new, policy), by)
-    }
-
-    /// Name and configuration of a stored version: those of its last binding, else its own name and no text.
-    pub(super) fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<(String, String), DeskError> {
-        let mut versions = self.versions(slot)?.into_iter();
-        let version = versions.find(|version| version.sha256 == sha256);
-        let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
-        let mut history = self.history(slot)?.into_iter().rev();
-        let Some(last) = history.find(|binding| binding.sha256 == sha256) else {
-            return Ok((version.name, String::new()));
-        };
-        // The same component may have come again since, under another name.
-        let name = if last.at < version.at {
-            version.name
-        } else {
-            last.name
-        };
-        Ok((name, last.config))
     }
 
     /// Removes a binding: from then on the platform's policy answers, or the built-in one.
@@ -162,7 +148,13 @@ impl PolicyDesk {
             budget.check()?;
         }
         let compiled = Bytes::from(self.parts.loader.compile(&upload.component)?);
-        let binding = self.binding(&upload.slot, &upload.name, &report.sha256, &upload.config);
+        let told = Told {
+            name: &upload.name,
+            sha256: &report.sha256,
+            config: &upload.config,
+            reuse: upload.reuse,
+        };
+        let binding = self.binding(&upload.slot, told);
         let policy = self
             .parts
             .loader
@@ -173,45 +165,6 @@ impl PolicyDesk {
             signatures,
             policy,
         })
-    }
-
-    /// Makes a stored version callable. An artefact that is missing is made and kept.
-    pub(super) fn load_stored(
-        &self,
-        slot: &PolicySlot,
-        (name, sha256, config): (&str, &str, &str),
-    ) -> Result<Arc<dyn Policy>, DeskError> {
-        match self.load_ready(slot, (name, sha256, config)) {
-            Err(DeskError::NotCompiled) => {
-                self.compile_stored(sha256)?;
-                self.load_ready(slot, (name, sha256, config))
-            }
-            loaded => loaded,
-        }
-    }
-
-    /// Makes a stored version callable, if it is compiled for this host.
-    pub(super) fn load_ready(
-        &self,
-        slot: &PolicySlot,
-        (name, sha256, config): (&str, &str, &str),
-    ) -> Result<Arc<dyn Policy>, DeskError> {
-        check_config(config)?;
-        let (store, loader) = (&self.parts.store, &self.parts.loader);
-        let component = store.component(sha256)?;
-        let compiled = store.compiled(sha256)?;
-        // Missing, or of another release.
-        let compiled = compiled.filter(|compiled| loader.accepts(sha256, compiled));
-        let compiled = compiled.ok_or(DeskError::NotCompiled)?;
-        let binding = self.binding(slot, name, sha256, config);
-        Ok(loader.load(&binding, &component, Some(&compiled))?)
-    }
-
-    /// Compiles a stored version for this host and keeps what came of it.
-    pub(super) fn compile_stored(&self, sha256: &str) -> Result<(), DeskError> {
-        let component = self.parts.store.component(sha256)?;
-        let compiled = self.parts.loader.compile(&component)?;
-        Ok(self.parts.store.put_compiled(sha256, &compiled)?)
     }
 
     /// Tells the store of a component, and prunes what made room for it. Only called while `changing` is held.
@@ -255,6 +208,7 @@ impl PolicyDesk {
             sha256: new.sha256,
             config: new.config,
             budget: new.budget,
+            reuse: new.reuse,
             how: new.how,
             generation: 0,
             actor: by.actor.clone(),
@@ -287,11 +241,4 @@ impl PolicyDesk {
         let table = change(&self.table.load());
         self.table.store(Arc::new(table));
     }
-}
-
-fn check_config(config: &str) -> Result<(), DeskError> {
-    if config.len() > CONFIG_MAX_BYTES {
-        return Err(DeskError::ConfigTooLong(config.len()));
-    }
-    Ok(())
 }

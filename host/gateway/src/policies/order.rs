@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use portolan_decide::{Budget, TrialStage};
 use portolan_policy::{QuestionKind, Scope};
-use portolan_ports::{BindingRecord, PolicyReport, ProposalRecord, RolloutRecord, SlotState, VersionRecord};
+use portolan_ports::{
+    BindingRecord, PolicyReport, ProposalRecord, Reuse, RolloutRecord, SlotState, VersionRecord,
+};
 use serde::Serialize;
 use std::fmt;
 
@@ -90,6 +92,8 @@ pub struct Upload {
     pub signature: String,
     /// What it may cost before the version before it comes back; `None`: whatever it costs. A push does not keep it.
     pub budget: Option<Budget>,
+    /// Whether its instances are kept from call to call. A push does not keep it.
+    pub reuse: Reuse,
 }
 
 /// A stored version to be made active.
@@ -104,6 +108,8 @@ pub struct Activation {
     pub config: Option<String>,
     /// What it may cost before the version before it comes back; `None`: whatever it costs.
     pub budget: Option<Budget>,
+    /// Whether its instances are kept from call to call; `None`: as this version was last bound.
+    pub reuse: Option<Reuse>,
 }
 
 /// A stored version to be put on trial.
@@ -119,6 +125,8 @@ pub struct TrialOrder {
     pub config: Option<String>,
     /// What it may cost; `None` takes the budget it is on trial with, or the default.
     pub budget: Option<Budget>,
+    /// Whether its instances are kept from call to call; `None`: as it is on trial, or was last bound.
+    pub reuse: Option<Reuse>,
 }
 
 /// A binding to be brought back.

@@ -4,13 +4,14 @@
 //! with a fault meanwhile, so that its fallbacks apply and nothing opens that it closed. Once the doors are open, the
 //! rest is compiled in the background and put in place one by one.
 
+use super::load::Told;
 use super::missing::Missing;
 use super::unavailable::Unavailable;
 use super::{DeskError, PolicyDesk, PolicySlot};
 use parking_lot::Mutex;
 use portolan_decide::{PolicyTable, Trial};
 use portolan_policy::Policy;
-use portolan_ports::{BindingRecord, RolloutRecord, TrialRecord};
+use portolan_ports::{BindingRecord, Reuse, RolloutRecord, TrialRecord};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
@@ -39,11 +40,20 @@ pub struct Restored {
     pub pending: Vec<PolicySlot>,
 }
 
-/// A version to load: its slot, its SHA-256, its configuration.
-type Key = (PolicySlot, String, String);
+/// Gives the policy of a slot.
+type Load<'a> = &'a dyn Fn(&PolicySlot, Told<'_>) -> Result<Arc<dyn Policy>, DeskError>;
 
-/// Gives the policy of a slot by name, SHA-256 and configuration.
-type Load<'a> = &'a dyn Fn(&PolicySlot, (&str, &str, &str)) -> Result<Arc<dyn Policy>, DeskError>;
+/// A version to load: its slot, SHA-256, configuration and reuse.
+type Key = (PolicySlot, String, String, Reuse);
+
+fn key(slot: &PolicySlot, told: Told<'_>) -> Key {
+    (
+        slot.clone(),
+        told.sha256.to_owned(),
+        told.config.to_owned(),
+        told.reuse,
+    )
+}
 
 /// What a slot holds, in the store.
 type Held = (Option<BindingRecord>, RolloutRecord);
@@ -56,17 +66,17 @@ impl PolicyDesk {
         let _changing = self.changing.lock();
         let held = self.held()?;
         let loaded = Mutex::new(self.load_all(&held));
-        let load = |slot: &PolicySlot, (_, sha256, config): (&str, &str, &str)| {
-            let key = (slot.clone(), sha256.to_owned(), config.to_owned());
-            loaded.lock().remove(&key).unwrap_or(Err(DeskError::NotCompiled))
+        let load = |slot: &PolicySlot, told: Told<'_>| {
+            let taken = loaded.lock().remove(&key(slot, told));
+            taken.unwrap_or(Err(DeskError::NotCompiled))
         };
         let mut restored = Restored::default();
         let mut table = PolicyTable::new();
-        for (slot, (binding, rollout)) in held {
-            table = self.placed(&table, &slot, (binding, &rollout), &mut restored, &load);
+        for (slot, (binding, rollout)) in &held {
+            table = self.placed(&table, slot, (binding.clone(), rollout), &mut restored, &load);
             // Faults for want of a compiler are not the version's, and spend nobody's budget.
-            if !restored.pending.contains(&slot) {
-                self.retally(&slot);
+            if !restored.pending.contains(slot) {
+                self.retally(slot);
             }
         }
         self.table.store(Arc::new(table));
@@ -113,12 +123,11 @@ impl PolicyDesk {
                 scope.spawn(|| {
                     loop {
                         let next = wanted.lock().next();
-                        let Some((slot, name, sha256, config)) = next else {
+                        let Some((slot, told)) = next else {
                             return;
                         };
-                        let policy = self.load_ready(slot, (name, sha256, config));
-                        let key = (slot.clone(), sha256.to_owned(), config.to_owned());
-                        loaded.lock().insert(key, policy);
+                        let policy = self.load_ready(slot, told);
+                        loaded.lock().insert(key(slot, told), policy);
                     }
                 });
             }
@@ -129,16 +138,16 @@ impl PolicyDesk {
     fn finish(&self, slot: &PolicySlot) -> Result<(), DeskError> {
         let held = (self.bound(slot)?, self.rollout(slot)?);
         let mut failure = None;
-        for (_, name, sha256, config) in versions(slot, &held) {
-            let compiled = match self.load_ready(slot, (name, sha256, config)) {
-                Err(DeskError::NotCompiled) => self.compile_stored(sha256),
+        for (_, told) in versions(slot, &held) {
+            let compiled = match self.load_ready(slot, told) {
+                Err(DeskError::NotCompiled) => self.compile_stored(told.sha256),
                 _ => Ok(()),
             };
             failure = failure.or(compiled.err());
         }
         let failure = Mutex::new(failure);
-        let load = |slot: &PolicySlot, which: (&str, &str, &str)| {
-            self.load_ready(slot, which).map_err(|error| match error {
+        let load = |slot: &PolicySlot, told: Told<'_>| {
+            self.load_ready(slot, told).map_err(|error| match error {
                 DeskError::NotCompiled => failure.lock().take().unwrap_or(error),
                 error => error,
             })
@@ -198,7 +207,7 @@ impl PolicyDesk {
         load: Load<'_>,
     ) -> Arc<dyn Policy> {
         let (name, version) = (&*binding.name, &*binding.sha256);
-        match load(slot, (name, version, &binding.config)) {
+        match load(slot, Told::from(&binding)) {
             Ok(policy) => {
                 if self.is_distrusted(slot, version) {
                     restored.distrusted.push(binding.clone());
@@ -232,7 +241,7 @@ impl PolicyDesk {
         load: Load<'_>,
     ) -> Option<Trial> {
         let (name, version, stage) = (&*trial.name, &*trial.sha256, trial.stage);
-        match load(slot, (name, version, &trial.config)) {
+        match load(slot, Told::from(trial)) {
             Ok(policy) => Some(Trial { policy, stage }),
             Err(DeskError::NotCompiled) => {
                 if !restored.pending.contains(slot) {
@@ -248,15 +257,15 @@ impl PolicyDesk {
     }
 }
 
-/// What is loaded for a slot: name, SHA-256 and configuration of its binding and its trial. Nothing while it is disabled.
+/// What is loaded for a slot: its binding and its trial. Nothing while it is disabled.
 fn versions<'a>(
     slot: &'a PolicySlot,
     (bound, rollout): &'a Held,
-) -> impl Iterator<Item = (&'a PolicySlot, &'a str, &'a str, &'a str)> {
-    let bound = bound.iter().map(|b| (&*b.name, &*b.sha256, &*b.config));
-    let trial = rollout.trial.iter().map(|t| (&*t.name, &*t.sha256, &*t.config));
+) -> impl Iterator<Item = (&'a PolicySlot, Told<'a>)> {
+    let bound = bound.iter().map(Told::from);
+    let trial = rollout.trial.iter().map(Told::from);
     bound
         .chain(trial)
         .filter(|_| rollout.disabled.is_none())
-        .map(move |(name, sha256, config)| (slot, name, sha256, config))
+        .map(move |told| (slot, told))
 }

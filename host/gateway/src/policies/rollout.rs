@@ -2,6 +2,7 @@
 //! force. What the store is told is in the table before the call returns.
 
 use super::change::NewBinding;
+use super::load::Told;
 use super::order::{BUDGET, RollBack, TrialOrder};
 use super::tally::Breach;
 use super::{By, DeskError, PolicyDesk, PolicySlot, Restored};
@@ -33,7 +34,7 @@ impl PolicyDesk {
         let mut trial = self.trial_of(order, by)?;
         trial.budget.check()?;
         self.check_stored(&slot, &trial.sha256)?;
-        let policy = self.load_stored(&slot, (&trial.name, &trial.sha256, &trial.config))?;
+        let policy = self.load_stored(&slot, Told::from(&trial))?;
         let _changing = self.changing.lock();
         let rollout = self.rollout(&slot)?;
         let change = match stage {
@@ -65,10 +66,10 @@ impl PolicyDesk {
         Ok(rollout)
     }
 
-    /// Binds the version on trial, with its configuration and its budget.
+    /// Binds the version on trial as it is tried: with its configuration, its budget and its reuse.
     pub fn promote(&self, slot: &PolicySlot, by: &By) -> Result<BindingRecord, DeskError> {
         let trial = self.on_trial(&self.rollout(slot)?, slot)?;
-        let policy = self.load_stored(slot, (&trial.name, &trial.sha256, &trial.config))?;
+        let policy = self.load_stored(slot, Told::from(&trial))?;
         let _changing = self.changing.lock();
         if self.on_trial(&self.rollout(slot)?, slot)? != trial {
             return Err(DeskError::Conflict(
@@ -80,6 +81,7 @@ impl PolicyDesk {
             sha256: trial.sha256,
             config: trial.config,
             budget: Some(trial.budget),
+            reuse: trial.reuse,
             how: BindingChange::Promote,
         };
         self.bind(slot, (new, policy), by)
@@ -105,7 +107,7 @@ impl PolicyDesk {
         Ok(rollout)
     }
 
-    /// Brings back an earlier binding: version, name, configuration and budget.
+    /// Brings back an earlier binding: version, name, configuration, budget and reuse.
     pub fn roll_back(&self, order: &RollBack, by: &By) -> Result<BindingRecord, DeskError> {
         self.roll_back_from(order, self.bound(&order.slot)?.as_ref(), by)
     }
@@ -138,7 +140,7 @@ impl PolicyDesk {
     ) -> Result<BindingRecord, DeskError> {
         let slot = &order.slot;
         let earlier = self.earlier(order, bound)?;
-        let policy = self.load_stored(slot, (&earlier.name, &earlier.sha256, &earlier.config))?;
+        let policy = self.load_stored(slot, Told::from(&earlier))?;
         let _changing = self.changing.lock();
         if self.bound(slot)?.as_ref() != bound {
             return Err(DeskError::Conflict(
@@ -248,6 +250,7 @@ impl PolicyDesk {
             stage,
             config,
             budget,
+            reuse,
         } = order;
         let running = self.rollout(&slot)?.trial;
         let sha256 = match (sha256, &running) {
@@ -256,12 +259,16 @@ impl PolicyDesk {
             (None, None) => return Err(DeskError::NotFound(format!("a version on trial in {slot}"))),
         };
         let running = running.filter(|running| running.sha256 == sha256);
-        let (name, last_config) = self.last_known(&slot, &sha256)?;
         let config = config.or_else(|| running.as_ref().map(|running| running.config.clone()));
+        let reuse = reuse.or(running.as_ref().map(|running| running.reuse));
+        let known = self.last_known(&slot, &sha256)?.with(config, reuse);
         Ok(TrialRecord {
-            name: running.as_ref().map_or(name, |running| running.name.clone()),
+            name: running
+                .as_ref()
+                .map_or(known.name, |running| running.name.clone()),
             sha256,
-            config: config.unwrap_or(last_config),
+            config: known.config,
+            reuse: known.reuse,
             stage,
             budget: budget
                 .or(running.map(|running| running.budget))
@@ -307,7 +314,7 @@ impl PolicyDesk {
         let table = if changes_answers {
             let table = self.table.load();
             let bound = self.bound(slot)?;
-            let load = |slot: &PolicySlot, which: (&str, &str, &str)| self.load_stored(slot, which);
+            let load = |slot: &PolicySlot, told: Told<'_>| self.load_stored(slot, told);
             Some(self.placed(&table, slot, (bound, &rollout), &mut Restored::default(), &load))
         } else {
             None
@@ -359,7 +366,9 @@ fn subject_of(slot: &PolicySlot, trial: &TrialRecord) -> String {
 /// What a roll-back brings back: the binding under the one in force, as an editor's undo would. A roll-back takes away
 /// what it went back over, so that two of them in a row go two steps, not there and back.
 fn before(history: &[BindingRecord], is_bound: bool) -> Option<&BindingRecord> {
-    let same = |a: &BindingRecord, b: &BindingRecord| a.sha256 == b.sha256 && a.config == b.config;
+    let same = |a: &BindingRecord, b: &BindingRecord| {
+        (&a.sha256, &a.config, a.reuse) == (&b.sha256, &b.config, b.reuse)
+    };
     let mut steps: Vec<&BindingRecord> = Vec::new();
     for binding in history {
         let known = steps.iter().rposition(|step| same(step, binding));

@@ -3,7 +3,7 @@
 use super::*;
 use portolan_base::{Moment, TenantName};
 use portolan_policy::{Answer, Call, PolicyFault, Question};
-use portolan_ports::{FakeLoader, MemoryStore, StoreCall, StoreError};
+use portolan_ports::{FakeLoader, MemoryStore, Reuse, StoreCall, StoreError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -41,6 +41,7 @@ pub(super) fn upload(slot: PolicySlot, component: &str) -> Upload {
         config: String::new(),
         signature: String::new(),
         budget: None,
+        reuse: Reuse::ByClass,
     }
 }
 
@@ -160,6 +161,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
         sha256: second.version.sha256.clone(),
         config: None,
         budget: None,
+        reuse: None,
     };
     assert_eq!(desk.activate(activation, &by()).unwrap().generation, 2);
     assert_eq!(active(&desk, &routing()), Some(second.version.sha256.clone()));
@@ -169,6 +171,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
         sha256: first.version.sha256.clone(),
         config: None,
         budget: None,
+        reuse: None,
     };
     let back = desk
         .activate(back, &By::new("tess", "worse than before"))
@@ -193,6 +196,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
         sha256: second.version.sha256,
         config: None,
         budget: None,
+        reuse: None,
     };
     assert!(matches!(
         desk.activate(stolen, &by()),
@@ -352,9 +356,15 @@ fn writers_of_one_slot_leave_table_and_store_in_agreement() {
 #[test]
 fn a_tenants_policy_is_told_its_tenant_and_the_platforms_is_not() {
     let desk = desk_over(&Arc::new(MemoryStore::new()));
-    assert_eq!(desk.binding(&routing(), "n", "v", "").names.tenant, "acme");
+    let told = Told {
+        name: "n",
+        sha256: "v",
+        config: "",
+        reuse: Reuse::ByClass,
+    };
+    assert_eq!(desk.binding(&routing(), told).names.tenant, "acme");
     let platform = PolicySlot::new(Scope::Platform, QuestionKind::Routing);
-    assert_eq!(desk.binding(&platform, "n", "v", "").names.tenant, "");
+    assert_eq!(desk.binding(&platform, told).names.tenant, "");
 }
 
 #[test]

@@ -68,6 +68,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             slot,
             version,
             config,
+            reuse,
             reason,
             server,
         } => {
@@ -75,6 +76,9 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             if let Some(config) = config {
                 let text = config_text(&config).map_err(|e| e.as_json(as_json))?;
                 body["config"] = Value::String(text);
+            }
+            if let Some(reuse) = reuse {
+                body["reuse"] = Value::from(reuse.as_str());
             }
             let activated = client(&server).post(&format!("{}/activate", path(&slot)), &body);
             finish(activated.map_err(|e| refused(&e)), as_json, &super::rollout::said)

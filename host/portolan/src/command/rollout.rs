@@ -5,6 +5,7 @@ use super::policy::{client, finish, path, refused};
 use super::request::short;
 use super::{ServerArgs, SlotArgs};
 use clap::{Args, Subcommand};
+use portolan_ports::Reuse;
 use serde_json::{Map, Value, json};
 
 /// What can be done to a slot of a running host.
@@ -62,6 +63,10 @@ pub struct TrialArgs {
     /// Text for its `configure`; that of its trial or last binding when left out.
     #[arg(long)]
     config: Option<String>,
+    /// fresh: an instance for each call; warm: kept from call to call; by-class: fresh when compact. As on its trial or in
+    /// its last binding when left out.
+    #[arg(long, value_name = "HOW")]
+    reuse: Option<Reuse>,
     /// Over how many of its latest calls the budget is counted.
     #[arg(long, value_name = "CALLS")]
     window: Option<u32>,
@@ -105,6 +110,7 @@ impl TrialArgs {
             ("version", self.version.map(Value::from)),
             ("config", self.config.map(Value::from)),
             ("budget", budget),
+            ("reuse", self.reuse.map(|reuse| json!(reuse))),
         ]))
     }
 }

@@ -8,8 +8,8 @@ use portolan_base::TenantName;
 use portolan_gateway::policies::{By, DeskError, Done, PolicyDesk, PolicySlot, Upload};
 use portolan_policy::Scope;
 use portolan_ports::{
-    BindingRecord, Finding, ProposalRecord, ProposalState, ProposedChange, SIGNATURES_MAX_BYTES, StoreError,
-    VersionSignature,
+    BindingRecord, Finding, ProposalRecord, ProposalState, ProposedChange, Reuse, SIGNATURES_MAX_BYTES,
+    StoreError, VersionSignature,
 };
 use std::fs::File;
 use std::io::Read;
@@ -118,6 +118,7 @@ fn hand_over(
         config: config.clone(),
         signature: signature.clone(),
         budget: None,
+        reuse: Reuse::ByClass,
     };
     if let Some(version) = known {
         let in_force = desk

@@ -4,7 +4,7 @@ use portolan_base::{Moment, Random, TenantName};
 use portolan_decide::{Budget, Percent, TrialStage};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    BindingRecord, NewVersion, PolicyStore, Scope, TenantRecord, TrialRecord, VersionRecord,
+    BindingRecord, NewVersion, PolicyStore, Reuse, Scope, TenantRecord, TrialRecord, VersionRecord,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,6 +50,7 @@ pub(crate) fn binding(version: &VersionRecord, at: u64) -> BindingRecord {
         sha256: version.sha256.clone(),
         config: format!("{{\"at\":{at}}}"),
         budget: None,
+        reuse: Reuse::ByClass,
         how: portolan_ports::BindingChange::Activate,
         generation: 0,
         actor: "op".into(),
@@ -68,6 +69,7 @@ pub(crate) fn trial_of(version: &VersionRecord, at: u64) -> TrialRecord {
             percent: Percent::try_from(50).unwrap(),
         },
         budget: Budget::default(),
+        reuse: Reuse::ByClass,
         actor: "op".into(),
         reason: "a test".into(),
         at: Moment(at),

@@ -4,7 +4,7 @@ use crate::harness::version;
 use crate::{QUESTION, open};
 use portolan_base::{Moment, OperatorName};
 use portolan_ports::{
-    KeyRecord, MemoryStore, NewVersion, PolicyStore, Principal, ProposalRecord, ProposedChange,
+    KeyRecord, MemoryStore, NewVersion, PolicyStore, Principal, ProposalRecord, ProposedChange, Reuse,
     RolloutRecord, Scope, SlotState, Verdict, VerdictKind, VersionSignature,
 };
 
@@ -28,6 +28,7 @@ fn proposal(id: u64, verdict: Option<Verdict>) -> ProposalRecord {
             sha256: "ab".repeat(32),
             config: "{}".into(),
             budget: Default::default(),
+            reuse: Reuse::ByClass,
             stage: portolan_decide::TrialStage::Canary {
                 percent: portolan_decide::Percent::try_from(5).unwrap(),
             },

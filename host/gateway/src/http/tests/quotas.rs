@@ -217,6 +217,23 @@ async fn an_upload_may_bring_its_budget() {
 }
 
 #[tokio::test]
+async fn an_upload_may_say_whether_its_instances_are_kept() {
+    let app = App::new();
+    assert_eq!(put(&app, ACME, "reuse=warm", "ok:1").await.status, 201);
+    let slot = app.get(ACME, SLOT).await.json();
+    assert_eq!(slot["binding"]["reuse"], "warm");
+    let version = &slot["binding"]["sha256"];
+    let body = json!({"version": version, "reuse": "fresh"});
+    let again = app.post(&format!("{SLOT}/activate"), body).await;
+    assert_eq!(again.json()["reuse"], "fresh", "{again:?}");
+    let bad = put(&app, ACME, "reuse=hot", "ok:1").await;
+    assert_eq!(
+        (bad.status.as_u16(), &bad.json()["error"]["param"]),
+        (400, &json!("reuse"))
+    );
+}
+
+#[tokio::test]
 async fn usage_is_the_tenants_own_and_the_operators() {
     let app = App::new();
     put(&app, ACME, "name=mine", "ok:12").await;

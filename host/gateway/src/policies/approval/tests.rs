@@ -54,6 +54,7 @@ fn activation(sha256: &str, config: Option<&str>) -> Order {
         sha256: sha256.to_owned(),
         config: config.map(str::to_owned),
         budget: None,
+        reuse: None,
     })
 }
 
@@ -66,6 +67,7 @@ fn canary(sha256: &str) -> Order {
         },
         config: None,
         budget: None,
+        reuse: None,
     })
 }
 

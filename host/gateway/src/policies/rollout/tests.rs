@@ -80,6 +80,7 @@ fn canary_order(sha256: Option<&str>, percent: u8, budget: Option<Budget>) -> Tr
         },
         config: None,
         budget,
+        reuse: None,
     }
 }
 
@@ -243,6 +244,7 @@ fn a_bound_version_with_nothing_before_it_or_a_pin_stays() {
         sha256: sha256.into(),
         config: None,
         budget: Some(strict()),
+        reuse: None,
     };
     bench.desk.activate(activation(&only), &by()).unwrap();
     assert_eq!(bench.calls(&only, "trap", 9), []);
@@ -292,6 +294,7 @@ fn a_pin_refuses_every_change_of_the_binding_and_names_who_and_why() {
         sha256: new.clone(),
         config: None,
         budget: None,
+        reuse: None,
     };
     let desk = &bench.desk;
     let refused = [

@@ -103,6 +103,7 @@ fn a_key_that_is_trusted_no_more_leaves_what_is_active_and_stops_every_way_back(
         sha256: sha256.to_owned(),
         config: None,
         budget: None,
+        reuse: None,
     };
     let trial = TrialOrder {
         slot: routing(),
@@ -110,6 +111,7 @@ fn a_key_that_is_trusted_no_more_leaves_what_is_active_and_stops_every_way_back(
         stage: TrialStage::Shadow,
         config: None,
         budget: None,
+        reuse: None,
     };
     let back = RollBack {
         slot: routing(),

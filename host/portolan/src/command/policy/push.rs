@@ -11,7 +11,7 @@ use crate::system::{OsRandom, SystemClock};
 use clap::Args;
 use portolan_plugin::ArtefactKey;
 use portolan_policy::QuestionKind;
-use portolan_ports::{PolicyLoader, VersionSignature};
+use portolan_ports::{PolicyLoader, Reuse, VersionSignature};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct PushArgs {
     /// The component: a file, or oci://HOST/REPOSITORY:TAG.
     file: PathBuf,
     /// The registry it goes to, oci://HOST/REPOSITORY:TAG; the running host when left out.
-    #[arg(value_name = "OCI", conflicts_with_all = ["tenant", "question", "name", "inactive", "budget"])]
+    #[arg(value_name = "OCI", conflicts_with_all = ["tenant", "question", "name", "inactive", "budget", "reuse"])]
     to: Option<String>,
     /// Whose; `_platform` for the platform's.
     #[arg(long, required_unless_present = "to")]
@@ -49,6 +49,9 @@ pub struct PushArgs {
     /// {"window": 100, "max_fault_permille": 50, "max_micros_p99": 500}.
     #[arg(long, value_name = "JSON", conflicts_with = "inactive")]
     budget: Option<String>,
+    /// fresh: an instance for each call; warm: kept from call to call; by-class: fresh when compact.
+    #[arg(long, value_name = "HOW", conflicts_with = "inactive")]
+    reuse: Option<Reuse>,
     /// The running host.
     #[command(flatten)]
     server: ServerArgs,
@@ -146,6 +149,7 @@ pub(super) fn push(args: PushArgs, as_json: bool) -> Result<(), Failure> {
             query.push(("config", &*config));
         }
         query.extend(args.budget.as_deref().map(|budget| ("budget", budget)));
+        query.extend(args.reuse.map(|reuse| ("reuse", reuse.as_str())));
         client(&args.server)
             .put_signed(&path(&slot), &query, (&component, &parcel.signatures))
             .map_err(|e| refused(&e))

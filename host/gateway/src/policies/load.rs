@@ -1,0 +1,146 @@
+//! Making a stored version callable.
+
+#[cfg(test)]
+mod tests;
+
+use super::error::CONFIG_MAX_BYTES;
+use super::{DeskError, PolicyDesk, PolicySlot};
+use portolan_policy::Policy;
+use portolan_ports::{BindingRecord, Reuse, TrialRecord};
+use std::sync::Arc;
+
+/// What a version is told, and how its instances are used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told<'a> {
+    /// The policy's name.
+    pub(super) name: &'a str,
+    /// SHA-256 of the component, hexadecimal.
+    pub(super) sha256: &'a str,
+    /// The text for `configure`.
+    pub(super) config: &'a str,
+    /// Whether instances are kept from call to call.
+    pub(super) reuse: Reuse,
+}
+
+impl<'a> From<&'a BindingRecord> for Told<'a> {
+    fn from(binding: &'a BindingRecord) -> Self {
+        Self {
+            name: &binding.name,
+            sha256: &binding.sha256,
+            config: &binding.config,
+            reuse: binding.reuse,
+        }
+    }
+}
+
+impl<'a> From<&'a TrialRecord> for Told<'a> {
+    fn from(trial: &'a TrialRecord) -> Self {
+        Self {
+            name: &trial.name,
+            sha256: &trial.sha256,
+            config: &trial.config,
+            reuse: trial.reuse,
+        }
+    }
+}
+
+/// How a stored version was last bound.
+#[derive(Clone, Debug)]
+pub(super) struct LastKnown {
+    pub(super) name: String,
+    pub(super) sha256: String,
+    pub(super) config: String,
+    pub(super) reuse: Reuse,
+}
+
+impl LastKnown {
+    /// The same with what an order says otherwise.
+    pub(super) fn with(self, config: Option<String>, reuse: Option<Reuse>) -> Self {
+        Self {
+            config: config.unwrap_or(self.config),
+            reuse: reuse.unwrap_or(self.reuse),
+            ..self
+        }
+    }
+
+    pub(super) fn as_told(&self) -> Told<'_> {
+        Told {
+            name: &self.name,
+            sha256: &self.sha256,
+            config: &self.config,
+            reuse: self.reuse,
+        }
+    }
+}
+
+impl PolicyDesk {
+    /// How a stored version was last bound; when it never was: under its own name, with no text, by class.
+    pub(super) fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<LastKnown, DeskError> {
+        let mut versions = self.versions(slot)?.into_iter();
+        let version = versions.find(|version| version.sha256 == sha256);
+        let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
+        let mut history = self.history(slot)?.into_iter().rev();
+        let Some(last) = history.find(|binding| binding.sha256 == sha256) else {
+            return Ok(LastKnown {
+                name: version.name,
+                sha256: version.sha256,
+                config: String::new(),
+                reuse: Reuse::ByClass,
+            });
+        };
+        // The same component may have come again since, under another name.
+        let name = if last.at < version.at {
+            version.name
+        } else {
+            last.name
+        };
+        Ok(LastKnown {
+            name,
+            sha256: version.sha256,
+            config: last.config,
+            reuse: last.reuse,
+        })
+    }
+
+    /// Makes a stored version callable. An artefact that is missing is made and kept.
+    pub(super) fn load_stored(
+        &self,
+        slot: &PolicySlot,
+        told: Told<'_>,
+    ) -> Result<Arc<dyn Policy>, DeskError> {
+        match self.load_ready(slot, told) {
+            Err(DeskError::NotCompiled) => {
+                self.compile_stored(told.sha256)?;
+                self.load_ready(slot, told)
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// Makes a stored version callable, if it is compiled for this host.
+    pub(super) fn load_ready(&self, slot: &PolicySlot, told: Told<'_>) -> Result<Arc<dyn Policy>, DeskError> {
+        check_config(told.config)?;
+        let (store, loader) = (&self.parts.store, &self.parts.loader);
+        let component = store.component(told.sha256)?;
+        let compiled = store.compiled(told.sha256)?;
+        // Missing, or of another release.
+        let compiled = compiled.filter(|compiled| loader.accepts(told.sha256, compiled));
+        let compiled = compiled.ok_or(DeskError::NotCompiled)?;
+        let binding = self.binding(slot, told);
+        Ok(loader.load(&binding, &component, Some(&compiled))?)
+    }
+
+    /// Compiles a stored version for this host and keeps what came of it.
+    pub(super) fn compile_stored(&self, sha256: &str) -> Result<(), DeskError> {
+        let component = self.parts.store.component(sha256)?;
+        let compiled = self.parts.loader.compile(&component)?;
+        Ok(self.parts.store.put_compiled(sha256, &compiled)?)
+    }
+}
+
+pub(super) fn check_config(config: &str) -> Result<(), DeskError> {
+    if config.len() > CONFIG_MAX_BYTES {
+        return Err(DeskError::ConfigTooLong(config.len()));
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! What the loader is told of a binding, through every change.
+
+use super::super::tests::{by, routing, upload};
+use super::super::*;
+use parking_lot::Mutex;
+use portolan_base::Moment;
+use portolan_decide::{Percent, TrialStage};
+use portolan_policy::Policy;
+use portolan_ports::{FakeLoader, MemoryStore, PolicyRejection, Rehearsal, Reuse};
+
+/// The fake, and what it was last told of the instances.
+#[derive(Default)]
+struct Noting(Mutex<Option<Reuse>>);
+
+impl PolicyLoader for Noting {
+    fn check(
+        &self,
+        question: Option<QuestionKind>,
+        component: &[u8],
+        rehearsal: Option<Rehearsal<'_>>,
+    ) -> PolicyReport {
+        FakeLoader.check(question, component, rehearsal)
+    }
+
+    fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection> {
+        FakeLoader.compile(component)
+    }
+
+    fn accepts(&self, sha256: &str, compiled: &[u8]) -> bool {
+        FakeLoader.accepts(sha256, compiled)
+    }
+
+    fn load(
+        &self,
+        binding: &Binding,
+        component: &[u8],
+        compiled: Option<&[u8]>,
+    ) -> Result<Arc<dyn Policy>, PolicyRejection> {
+        *self.0.lock() = Some(binding.reuse);
+        FakeLoader.load(binding, component, compiled)
+    }
+}
+
+struct Fixed;
+
+impl Clock for Fixed {
+    fn now(&self) -> Moment {
+        Moment(1)
+    }
+}
+
+fn desk(store: &Arc<MemoryStore>) -> (PolicyDesk, Arc<Noting>) {
+    let loader = Arc::new(Noting::default());
+    let desk = PolicyDesk::new(DeskParts {
+        store: Arc::clone(store) as Arc<dyn PolicyStore>,
+        loader: Arc::clone(&loader) as Arc<dyn PolicyLoader>,
+        names: Arc::new(|| Arc::new(NameTables::default())),
+        clock: Arc::new(Fixed),
+    });
+    (desk, loader)
+}
+
+fn told(loader: &Noting) -> Reuse {
+    loader.0.lock().take().expect("something was loaded")
+}
+
+fn activation(sha256: &str, reuse: Option<Reuse>) -> Activation {
+    Activation {
+        slot: routing(),
+        sha256: sha256.to_owned(),
+        config: None,
+        budget: None,
+        reuse,
+    }
+}
+
+#[test]
+fn reuse_holds_through_upload_activation_restart_and_roll_back() {
+    let store = Arc::new(MemoryStore::new());
+    let (desk, loader) = desk(&store);
+    let warm = Upload {
+        reuse: Reuse::Warm,
+        ..upload(routing(), "ok:1")
+    };
+    let uploaded = desk.upload(warm, &by()).unwrap();
+    assert_eq!(
+        (told(&loader), uploaded.binding.reuse),
+        (Reuse::Warm, Reuse::Warm)
+    );
+
+    let version = uploaded.version.sha256;
+    let fresh = desk
+        .activate(activation(&version, Some(Reuse::Fresh)), &by())
+        .unwrap();
+    assert_eq!((told(&loader), fresh.reuse), (Reuse::Fresh, Reuse::Fresh));
+    let again = desk.activate(activation(&version, None), &by()).unwrap();
+    assert_eq!(
+        (told(&loader), again.reuse),
+        (Reuse::Fresh, Reuse::Fresh),
+        "as it was last bound"
+    );
+
+    let (restarted, reloaded) = self::desk(&store);
+    restarted.restore().unwrap();
+    assert_eq!(told(&reloaded), Reuse::Fresh);
+
+    let order = RollBack {
+        slot: routing(),
+        to: None,
+    };
+    let back = restarted.roll_back(&order, &by()).unwrap();
+    assert_eq!(
+        (told(&reloaded), back.reuse),
+        (Reuse::Warm, Reuse::Warm),
+        "one step"
+    );
+    assert_eq!(
+        store.audit(1).unwrap()[0].change.as_ref().unwrap().reuse,
+        Some(Reuse::Warm)
+    );
+}
+
+#[test]
+fn a_trial_keeps_its_reuse_from_stage_to_stage_and_gives_it_to_the_binding() {
+    let store = Arc::new(MemoryStore::new());
+    let (desk, loader) = desk(&store);
+    desk.upload(upload(routing(), "ok:1"), &by()).unwrap();
+    let kept = desk.push(upload(routing(), "ok:2"), &by()).unwrap();
+    let order = |sha256: Option<String>, stage, reuse| TrialOrder {
+        slot: routing(),
+        sha256,
+        stage,
+        config: None,
+        budget: None,
+        reuse,
+    };
+    let shadow = order(Some(kept.version.sha256), TrialStage::Shadow, Some(Reuse::Warm));
+    desk.try_out(shadow, &by()).unwrap();
+    assert_eq!(told(&loader), Reuse::Warm);
+    let percent = Percent::try_from(5).unwrap();
+    let canary = desk
+        .try_out(order(None, TrialStage::Canary { percent }, None), &by())
+        .unwrap();
+    assert_eq!(
+        (told(&loader), canary.trial.unwrap().reuse),
+        (Reuse::Warm, Reuse::Warm)
+    );
+    let bound = desk.promote(&routing(), &by()).unwrap();
+    assert_eq!((told(&loader), bound.reuse), (Reuse::Warm, Reuse::Warm));
+}
+
+#[test]
+fn a_record_of_before_reuse_was_known_goes_by_class() {
+    let store = Arc::new(MemoryStore::new());
+    let (desk, _) = desk(&store);
+    let bound = desk.upload(upload(routing(), "ok:1"), &by()).unwrap().binding;
+    let text = serde_json::to_value(&bound).unwrap();
+    assert!(text.get("reuse").is_none(), "{text}");
+    assert_eq!(serde_json::from_value::<BindingRecord>(text).unwrap(), bound);
+}
