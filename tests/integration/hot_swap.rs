@@ -1,9 +1,11 @@
 //! Policies are swapped while requests stream: no request fails, no stream is cut or changed.
 
+use portolan_policy::QuestionKind;
 use portolan_tests::world::{ACME, GLOBEX, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 const SWAPS: usize = 200;
 
@@ -78,4 +80,47 @@ fn stream(client: &portolan::client::Client, body: &Value) -> (Vec<u32>, bool) {
     });
     streamed.unwrap();
     (tokens, finished && done)
+}
+
+/// From the first byte of an upload to the answer of a request that the new version decided, the check, the compilation
+/// and the flush included. The bound holds for the fastest, since a busy machine delays any of them; the median is told.
+#[test]
+fn a_new_version_decides_within_300_ms_of_its_upload() {
+    let world = World::start(
+        &oracle_folder("tiny-qwen3"),
+        Link {
+            delay_ms: 0,
+            rate_mbps: 0,
+        },
+    );
+    let prompt = Oracle::of("tiny-qwen3").prompts[0].prompt_ids.clone();
+    world.ask(&Ask::tokens(&prompt).max(1));
+    let mut took: Vec<Duration> = (0..9)
+        .map(|number| {
+            let component = never_seen(&shipped("lowest-cost"), number);
+            let begun = Instant::now();
+            let pushed = world.push(ACME, ("acme", "routing"), &component, "").unwrap();
+            let answer = world.ask(&Ask::tokens(&prompt).max(1));
+            let took = begun.elapsed();
+            let routing = answer
+                .record
+                .policies
+                .iter()
+                .find(|p| p.question == QuestionKind::Routing);
+            assert_eq!(routing.unwrap().version, pushed["version"].as_str().unwrap());
+            took
+        })
+        .collect();
+    took.sort();
+    println!(
+        "upload to first decision: fastest {:?}, median {:?}, slowest {:?}",
+        took[0], took[4], took[8]
+    );
+    assert!(took[0] < Duration::from_millis(300), "{took:?}");
+}
+
+/// The same component with a section of its own, so that nothing of it is compiled yet.
+fn never_seen(component: &[u8], number: u8) -> Vec<u8> {
+    let custom = [0, 6, 4, b's', b'e', b'e', b'n', number];
+    [component, &custom].concat()
 }
