@@ -8,7 +8,8 @@
 //! | `unloadable:…` | passes the check and compiles, cannot be loaded |
 //! | anything else | refused by the check |
 //!
-//! A configuration that is `bad` is refused when it is rehearsed or loaded, as a policy's own `configure` would.
+//! A configuration that is `bad` is refused when it is rehearsed or loaded, as a policy's own `configure` would; one that
+//! is `faulty` loads, and fails the probes of a rehearsal.
 
 use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope, Severity};
 use portolan_policy::{
@@ -103,6 +104,14 @@ impl PolicyLoader for FakeLoader {
             }
             (Fate::Works(_), _) if rehearsal.is_some_and(|rehearsal| rehearsal.config == "bad") => {
                 report(component, question, Some(BAD_CONFIG))
+            }
+            (Fate::Works(_), _) if rehearsal.is_some_and(|rehearsal| rehearsal.config == "faulty") => {
+                let error = (
+                    "probe-failed",
+                    "a probe call failed",
+                    "send another configuration",
+                );
+                report(component, question, Some(error))
             }
             (Fate::Works(answers), _) => report(component, question.or(answers), None),
             (Fate::Unloadable, _) => report(component, question, None),

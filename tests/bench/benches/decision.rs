@@ -3,6 +3,10 @@
 use portolan_bench::{Decision, Figures, Inputs, Readiness, Unprepared, each, in_a_row, reloads};
 use std::path::{Path, PathBuf};
 
+/// The host's own: with the C library's, threads that make and drop instances wait for each other.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const RUNS: usize = 20_000;
 /// Fewer where each run waits for instances that another thread makes.
 const RUNS_AHEAD: usize = 4_000;

@@ -200,7 +200,7 @@ impl PolicyDesk {
                 reuse,
             }) => {
                 budget.iter().try_for_each(|budget| budget.check())?;
-                let known = self.last_known(&slot, &sha256)?.with(config, reuse);
+                let known = self.known_with(&slot, &sha256, (config, reuse))?;
                 self.check_stored(&slot, &sha256)?;
                 self.load_stored(&slot, known.as_told())?;
                 ProposedChange::Activate {

@@ -98,7 +98,7 @@ impl PolicyDesk {
         if let Some(budget) = &budget {
             budget.check()?;
         }
-        let known = self.last_known(&slot, &sha256)?.with(config, reuse);
+        let known = self.known_with(&slot, &sha256, (config, reuse))?;
         let policy = self.load_stored(&slot, known.as_told())?;
         let _changing = self.changing.lock();
         let new = NewBinding {

@@ -6,7 +6,7 @@ mod tests;
 use super::error::CONFIG_MAX_BYTES;
 use super::{DeskError, PolicyDesk, PolicySlot};
 use portolan_policy::Policy;
-use portolan_ports::{BindingRecord, Reuse, TrialRecord};
+use portolan_ports::{BindingRecord, Rehearsal, Reuse, TrialRecord};
 use std::sync::Arc;
 
 /// What a version is told, and how its instances are used.
@@ -54,15 +54,6 @@ pub(super) struct LastKnown {
 }
 
 impl LastKnown {
-    /// The same with what an order says otherwise.
-    pub(super) fn with(self, config: Option<String>, reuse: Option<Reuse>) -> Self {
-        Self {
-            config: config.unwrap_or(self.config),
-            reuse: reuse.unwrap_or(self.reuse),
-            ..self
-        }
-    }
-
     pub(super) fn as_told(&self) -> Told<'_> {
         Told {
             name: &self.name,
@@ -74,8 +65,46 @@ impl LastKnown {
 }
 
 impl PolicyDesk {
+    /// How a stored version is to be bound: as it was last, but for what an order says otherwise. With a configuration
+    /// that it was not last bound with, it is probed first, as an upload is.
+    pub(super) fn known_with(
+        &self,
+        slot: &PolicySlot,
+        sha256: &str,
+        (config, reuse): (Option<String>, Option<Reuse>),
+    ) -> Result<LastKnown, DeskError> {
+        let last = self.last_known(slot, sha256)?;
+        if let Some(config) = config.as_ref().filter(|config| **config != last.config) {
+            self.rehearse(slot, sha256, config)?;
+        }
+        Ok(LastKnown {
+            config: config.unwrap_or(last.config),
+            reuse: reuse.unwrap_or(last.reuse),
+            ..last
+        })
+    }
+
+    /// Checks a stored version with a configuration and the slot's name tables.
+    fn rehearse(&self, slot: &PolicySlot, sha256: &str, config: &str) -> Result<(), DeskError> {
+        check_config(config)?;
+        let component = self.parts.store.component(sha256)?;
+        let names = self.names(slot);
+        let rehearsal = Rehearsal {
+            config,
+            names: Some(&names),
+        };
+        let report = self
+            .parts
+            .loader
+            .check(Some(slot.question), &component, Some(rehearsal));
+        match report.ok {
+            true => Ok(()),
+            false => Err(DeskError::Rejected(report)),
+        }
+    }
+
     /// How a stored version was last bound; when it never was: under its own name, with no text, by class.
-    pub(super) fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<LastKnown, DeskError> {
+    fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<LastKnown, DeskError> {
         let mut versions = self.versions(slot)?.into_iter();
         let version = versions.find(|version| version.sha256 == sha256);
         let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;

@@ -261,7 +261,7 @@ impl PolicyDesk {
         let running = running.filter(|running| running.sha256 == sha256);
         let config = config.or_else(|| running.as_ref().map(|running| running.config.clone()));
         let reuse = reuse.or(running.as_ref().map(|running| running.reuse));
-        let known = self.last_known(&slot, &sha256)?.with(config, reuse);
+        let known = self.known_with(&slot, &sha256, (config, reuse))?;
         Ok(TrialRecord {
             name: running
                 .as_ref()

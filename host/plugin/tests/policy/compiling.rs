@@ -18,7 +18,7 @@ fn component_of(module: &str) -> Vec<u8> {
 }
 
 /// Limits that leave the compiler this many seconds and MiB, whatever the component's size.
-fn budget(cpu_seconds: u64, mib: u64) -> Limits {
+pub(crate) fn budget(cpu_seconds: u64, mib: u64) -> Limits {
     let budget = CompileBudget {
         cpu_seconds,
         address_space_bytes: mib << 20,
@@ -57,7 +57,7 @@ fn repeated(times: usize, of: &str) -> String {
 }
 
 /// Just below the format's own limit of 7,654,321 bytes.
-fn huge_function() -> Vec<u8> {
+pub(crate) fn huge_function() -> Vec<u8> {
     let body = repeated(870_000, "(global.set 0 (i32.add (global.get 0) (i32.const 77)))");
     component_of(&format!("(global (mut i32) (i32.const 0)) (func {body})"))
 }
@@ -81,7 +81,7 @@ fn deep_nesting() -> Vec<u8> {
     ))
 }
 
-fn many_locals() -> Vec<u8> {
+pub(crate) fn many_locals() -> Vec<u8> {
     let sets: String = (0..50_000).fold(String::new(), |mut sets, i| {
         let _ = write!(
             sets,

@@ -1,10 +1,12 @@
 //! Each hostile guest beside a tenant that minds its own business: what the one gets, and what the other notices.
 
 use crate::bad_answers::answer;
+use crate::compiling::{budget, huge_function, many_locals};
 use crate::guests::{Guest, LOG, STATE_ADD};
-use crate::support::{Routing, assert_echo, load, loader, tenant};
+use crate::support::{Routing, assert_echo, binding, load, loader, loader_with_worker, tenant};
 use portolan_plugin::ComponentLoader;
-use portolan_policy::{Answer, Policy, RoutingDecision};
+use portolan_policy::{Answer, Call, Policy, Purpose, Question, QuestionKind, RoutingDecision, Subject};
+use portolan_ports::PolicyLoader;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -164,17 +166,25 @@ impl Neighbour<'_> {
     }
 }
 
-/// A round while the hostile policy is asked over and over.
-fn beside(neighbour: &Neighbour<'_>, hostile: &dyn Policy) -> (Vec<Duration>, Outcomes) {
+/// What a hostile tenant does over and over, and the word of what came of it.
+type Mischief<'a> = &'a (dyn Fn() -> String + Sync);
+
+/// Asks a policy over and over.
+fn asking<'a>(policy: &'a dyn Policy, question: &'a Routing) -> impl Fn() -> String + Sync + 'a {
+    move || {
+        let result = question.ask(policy).result;
+        result.map_or_else(|fault| fault.word(), |_| "ok").to_owned()
+    }
+}
+
+/// A round while the mischief goes on.
+fn beside(neighbour: &Neighbour<'_>, mischief: Mischief<'_>) -> (Vec<Duration>, Outcomes) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let mut outcomes = Outcomes::new();
-            let question = Routing::new(1, &[5; 64]);
             while !over.load(Ordering::Relaxed) {
-                let result = question.ask(hostile).result;
-                let word = result.map_or_else(|fault| fault.word(), |_| "ok");
-                *outcomes.entry(word.to_owned()).or_default() += 1;
+                *outcomes.entry(mischief()).or_default() += 1;
                 // A request's other stages take longer than this.
                 std::thread::sleep(GAP);
             }
@@ -200,11 +210,31 @@ impl Harm {
     }
 }
 
-fn harm(neighbour: &Neighbour<'_>, hostile: &dyn Policy, outcomes: &mut Outcomes) -> Harm {
+/// The least harm of a few attempts.
+fn least_harm(what: &str, neighbour: &Neighbour<'_>, mischief: Mischief<'_>) -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    let mut attempts = 0;
+    let harm = loop {
+        attempts += 1;
+        let harm = harm(neighbour, mischief, &mut outcomes);
+        if harm.is_none() || attempts == ATTEMPTS {
+            break harm;
+        }
+    };
+    println!("| {what} | {outcomes:?} | {} | {:.2} |", harm.shown, harm.ratio);
+    assert!(
+        harm.is_none(),
+        "{what}: {:?} beyond, in {attempts} attempts",
+        harm.beyond
+    );
+    outcomes
+}
+
+fn harm(neighbour: &Neighbour<'_>, mischief: Mischief<'_>, outcomes: &mut Outcomes) -> Harm {
     let (mut ratios, mut medians, mut p99s, mut shown) = (Vec::new(), Vec::new(), Vec::new(), String::new());
     for _ in 0..PAIRS {
         let quiet = neighbour.round();
-        let (loud, words) = beside(neighbour, hostile);
+        let (loud, words) = beside(neighbour, mischief);
         for (word, count) in words {
             *outcomes.entry(word).or_default() += count;
         }
@@ -238,7 +268,7 @@ fn faults(loader: &ComponentLoader, name: &str) -> BTreeMap<&'static str, u64> {
 
 #[test]
 fn whatever_a_tenants_policy_does_the_neighbour_is_answered_as_ever() {
-    let question = Routing::new(0, &[3, 1, 2]);
+    let (question, loud) = (Routing::new(0, &[3, 1, 2]), Routing::new(1, &[5; 64]));
     println!("| guest | its calls end in | the neighbour's median, quiet → beside it | p99 | ratio |");
     for (what, guest, words) in deeds() {
         let loader = loader();
@@ -248,21 +278,7 @@ fn whatever_a_tenants_policy_does_the_neighbour_is_answered_as_ever() {
         };
         neighbour.round();
         let hostile = load(&loader, "mallory", &guest.component()).unwrap();
-        let mut outcomes = Outcomes::new();
-        let mut attempts = 0;
-        let harm = loop {
-            attempts += 1;
-            let harm = harm(&neighbour, &*hostile, &mut outcomes);
-            if harm.is_none() || attempts == ATTEMPTS {
-                break harm;
-            }
-        };
-        println!("| {what} | {outcomes:?} | {} | {:.2} |", harm.shown, harm.ratio);
-        assert!(
-            harm.is_none(),
-            "{what}: {:?} beyond, in {attempts} attempts",
-            harm.beyond
-        );
+        let outcomes = least_harm(what, &neighbour, &asking(&*hostile, &loud));
         let counted = faults(&loader, "mallory");
         for (word, count) in &outcomes {
             let expected =
@@ -283,4 +299,82 @@ fn whatever_a_tenants_policy_does_the_neighbour_is_answered_as_ever() {
             assert_echo(&*hostile);
         }
     }
+}
+
+#[test]
+fn more_placements_than_sites_cost_the_neighbour_nothing() {
+    let question = Routing::new(0, &[3, 1, 2]);
+    let loader = loader();
+    let neighbour = Neighbour {
+        policy: load(&loader, "alice", &Guest::echo().component()).unwrap(),
+        question: &question,
+    };
+    neighbour.round();
+    let component = Guest::residency().component();
+    let bound = binding(tenant("mallory"), QuestionKind::Residency, &component);
+    let hostile = loader.load(&bound, &component, None).unwrap();
+    let labels = BTreeMap::new();
+    // It answers for three sites.
+    let ask = || {
+        let question = Question::Residency {
+            subject: Subject {
+                purpose: Purpose::Fetch,
+                data_jurisdiction: 1,
+                data_class: 0,
+                from_site: None,
+            },
+            request: &[],
+            sites: 2,
+        };
+        let call = Call {
+            question,
+            labels: &labels,
+            request_id: "",
+        };
+        hostile
+            .ask(&call)
+            .result
+            .map_or_else(|fault| fault.word(), |_| "ok")
+            .to_owned()
+    };
+    let outcomes = least_harm("more placements than sites", &neighbour, &ask);
+    assert_eq!(
+        outcomes.keys().collect::<Vec<_>>(),
+        ["bad-answer"],
+        "{outcomes:?}"
+    );
+    assert_eq!(faults(&loader, "mallory")["bad-answer"], outcomes["bad-answer"]);
+}
+
+/// Each bomb has a second of processor time, and every round of the neighbour's lasts as long as the compiler is busy.
+#[test]
+fn compile_bombs_cost_the_neighbour_nothing() {
+    let question = Routing::new(0, &[3, 1, 2]);
+    let loader = loader_with_worker(budget(1, 1024));
+    let neighbour = Neighbour {
+        policy: load(&loader, "alice", &Guest::echo().component()).unwrap(),
+        question: &question,
+    };
+    neighbour.round();
+    for (what, bomb) in [
+        ("7 MB in one function, uploaded", huge_function()),
+        ("50,000 locals, uploaded", many_locals()),
+    ] {
+        let upload = || {
+            let refused = loader.compile(&bomb).expect_err("it takes longer than a second");
+            refused
+                .0
+                .findings
+                .last()
+                .map_or_else(String::new, |finding| finding.code.clone())
+        };
+        let outcomes = least_harm(what, &neighbour, &upload);
+        assert!(
+            outcomes
+                .keys()
+                .all(|code| matches!(&**code, "compile-time" | "not-compiled")),
+            "{what}: {outcomes:?}"
+        );
+    }
+    assert!(faults(&loader, "alice").values().all(|count| *count == 0));
 }

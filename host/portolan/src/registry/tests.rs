@@ -45,9 +45,20 @@ impl Drop for DockerRegistry {
     }
 }
 
+/// Who may enter a registry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doors {
+    Open,
+    /// "tess" with the password "secret".
+    Locked,
+}
+
+/// What `htpasswd -B` writes for "tess" and "secret".
+const HTPASSWD: &str = "tess:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+
 impl DockerRegistry {
     /// `None` where it is not installed and the environment does not insist.
-    fn start() -> Option<Self> {
+    fn start(doors: Doors) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -55,8 +66,14 @@ impl DockerRegistry {
             .unwrap()
             .port();
         let config = folder.path().join("config.yml");
+        let passwords = folder.path().join("htpasswd");
+        std::fs::write(&passwords, HTPASSWD).unwrap();
+        let auth = match doors {
+            Doors::Open => String::new(),
+            Doors::Locked => format!("auth: {{htpasswd: {{realm: here, path: '{}'}}}}\n", passwords.display()),
+        };
         let text = format!(
-            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n",
+            "{auth}version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n",
             folder.path().join("data").display()
         );
         std::fs::write(&config, text).unwrap();
@@ -96,7 +113,7 @@ impl DockerRegistry {
 
 #[test]
 fn what_was_pushed_to_debians_registry_is_pulled_by_tag_and_by_digest() {
-    let Some(registry) = DockerRegistry::start() else {
+    let Some(registry) = DockerRegistry::start(Doors::Open) else {
         eprintln!("NOT TESTED: docker-registry is not installed (tests/run installs it)");
         return;
     };
@@ -131,6 +148,27 @@ fn what_was_pushed_to_debians_registry_is_pulled_by_tag_and_by_digest() {
         at(&registry.host, "acme/mine:2.0").push(b"no component", &[]),
         Err(RegistryError::Layout { .. })
     ));
+}
+
+#[test]
+fn a_registry_with_a_password_is_entered_with_it_only() {
+    let Some(registry) = DockerRegistry::start(Doors::Locked) else {
+        eprintln!("NOT TESTED: docker-registry is not installed (tests/run installs it)");
+        return;
+    };
+    let component = component("threshold");
+    let with = |credentials: Option<Credentials>| {
+        let place = format!("oci://{}/acme/mine:1.0", registry.host).parse().unwrap();
+        Registry::new(place, PlainHttp::Loopback, credentials)
+    };
+    for credentials in [None, Some(Credentials::new("tess", "wrong"))] {
+        let refused = with(credentials).push(&component, &[]).unwrap_err().to_string();
+        assert!(refused.contains("401") && !refused.contains("wrong"), "{refused}");
+    }
+    let tess = with(Some(Credentials::new("tess", "secret")));
+    tess.push(&component, &[signature("1")]).unwrap();
+    assert_eq!(tess.pull().unwrap().component, component);
+    assert!(with(None).pull().is_err(), "not without it");
 }
 
 /// Answers GET by path, whatever it was told, until the test ends; the host's address.

@@ -158,3 +158,46 @@ fn a_record_of_before_reuse_was_known_goes_by_class() {
     assert!(text.get("reuse").is_none(), "{text}");
     assert_eq!(serde_json::from_value::<BindingRecord>(text).unwrap(), bound);
 }
+
+#[test]
+fn another_configuration_is_probed_before_it_is_bound_or_tried() {
+    let store = Arc::new(MemoryStore::new());
+    let (desk, loader) = desk(&store);
+    let version = desk
+        .upload(upload(routing(), "ok:1"), &by())
+        .unwrap()
+        .version
+        .sha256;
+    let other = desk
+        .push(upload(routing(), "ok:2"), &by())
+        .unwrap()
+        .version
+        .sha256;
+    let before = store.audit(9).unwrap();
+    told(&loader);
+
+    let faulty = Activation {
+        config: Some("faulty".into()),
+        ..activation(&version, None)
+    };
+    let trial = TrialOrder {
+        slot: routing(),
+        sha256: Some(other),
+        stage: TrialStage::Shadow,
+        config: Some("faulty".into()),
+        budget: None,
+        reuse: None,
+    };
+    let refusals = [
+        desk.activate(faulty, &by()).err(),
+        desk.try_out(trial, &by()).err(),
+    ];
+    for refused in refusals {
+        let Some(DeskError::Rejected(report)) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(report.findings[0].code, "probe-failed");
+    }
+    assert_eq!(store.audit(9).unwrap(), before, "nothing changed");
+    assert_eq!(*loader.0.lock(), None, "and nothing was loaded");
+}
