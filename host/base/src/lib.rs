@@ -4,6 +4,7 @@
 extern crate alloc;
 
 pub mod block;
+pub mod cache;
 pub mod id;
 pub mod kv;
 pub mod role;
@@ -11,6 +12,7 @@ pub mod time;
 pub mod unit;
 
 pub use block::{BlockHash, BlockId, INDEX_BLOCK_TOKENS, TenantKey};
+pub use cache::{CachePart, Group, GroupKind, Tier};
 pub use id::{InstanceName, ModelName, OperatorName, RequestId, SiteName, TenantName, TransferId};
 pub use role::Role;
 pub use time::{Clock, Moment, Random};

@@ -2,13 +2,19 @@
 
 use crate::chart::Chart;
 use crate::link::SAMPLE_INTERVAL;
-use portolan_base::{Clock, InstanceName, Random, SiteName};
-use portolan_ports::{Bus, BusMessage, Engine, InstanceLoadReport, KvEvent, PrefixChange, Transport};
-use std::collections::BTreeMap;
+use crate::prefixes::{HEARTBEAT, Told};
+use portolan_base::{Clock, InstanceName, SiteName};
+use portolan_ports::{Bus, BusMessage, Engine, InstanceLoadReport, KvEvent, PrefixSummary, Transport};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+/// How often changes are gathered into messages: a request that follows another one by a tenth of a second finds what
+/// that left at another site, and a busy instance's changes still share a message.
+const TELL_INTERVAL: Duration = Duration::from_millis(HEARTBEAT.as_millis() as u64 / 5);
 
 /// What an agent is made of.
 pub struct Agent {
@@ -29,28 +35,33 @@ pub struct Agent {
 impl Agent {
     /// Starts the agent's tasks; dropping the set ends them. Listens before it returns, so that nothing published
     /// afterwards is missed.
-    pub fn start(self, random: &dyn Random) -> JoinSet<()> {
+    pub fn start(self) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
-        tasks.spawn(hear(Arc::clone(&self.chart), self.bus.subscribe()));
+        let ear = Ear {
+            site: self.site.clone(),
+            chart: Arc::clone(&self.chart),
+            bus: Arc::clone(&self.bus),
+            clock: Arc::clone(&self.clock),
+            strangers: BTreeSet::new(),
+        };
+        tasks.spawn(ear.hear(self.bus.subscribe()));
         for (name, engine) in &self.engines {
-            let source = Source {
-                site: self.site.clone(),
-                instance: name.clone(),
-                engine: Arc::clone(engine),
-                bus: Arc::clone(&self.bus),
-                incarnation: random.next_u64(),
-                sequence: 0,
-            };
-            tasks.spawn(source.tell(engine.events()));
+            if let Some(number) = self.chart.number_of(&self.site, name) {
+                tasks.spawn(follow(Arc::clone(&self.chart), number, engine.events()));
+            }
         }
+        tasks.spawn(tell(
+            Arc::clone(&self.chart),
+            Arc::clone(&self.bus),
+            Arc::clone(&self.clock),
+        ));
         tasks.spawn(self.report());
         tasks
     }
 
     /// Publishes load and reads the links, twice a second.
     async fn report(self) {
-        let mut ticks = interval(SAMPLE_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = every(SAMPLE_INTERVAL);
         loop {
             ticks.tick().await;
             for (instance, engine) in &self.engines {
@@ -70,58 +81,93 @@ impl Agent {
     }
 }
 
-/// Publishes what one instance's cache does.
-struct Source {
-    site: SiteName,
-    instance: InstanceName,
-    engine: Arc<dyn Engine>,
-    bus: Arc<dyn Bus>,
-    incarnation: u64,
-    sequence: u64,
-}
-
-impl Source {
-    async fn tell(mut self, mut events: Receiver<KvEvent>) {
-        loop {
-            match events.recv().await {
-                Ok(event) => self.publish(event),
-                Err(RecvError::Lagged(missed)) => {
-                    tracing::warn!(site = %self.site, instance = %self.instance, missed, "cache events were lost");
-                    // The numbers of lost events stay unused, so every listener sees the gap and clears.
-                    self.sequence += missed;
-                }
-                Err(RecvError::Closed) => return,
-            }
-        }
-    }
-
-    fn publish(&mut self, event: KvEvent) {
-        let change = PrefixChange {
-            site: self.site.clone(),
-            instance: self.instance.clone(),
-            model: self.engine.describe().model.clone(),
-            incarnation: self.incarnation,
-            sequence: self.sequence,
-            event,
-        };
-        self.sequence += 1;
-        self.bus.publish(BusMessage::Prefix(change));
-    }
-}
-
-async fn hear(chart: Arc<Chart>, mut messages: Receiver<BusMessage>) {
+/// Writes into the chart what one instance's cache does. Its events go no further.
+async fn follow(chart: Arc<Chart>, number: u32, mut events: Receiver<KvEvent>) {
     loop {
-        match messages.recv().await {
-            Ok(BusMessage::Load(report)) => chart.heard_load(&report.site, &report.instance, report.load),
-            Ok(BusMessage::Prefix(change)) => chart.heard_prefix(&change),
+        match events.recv().await {
+            Ok(event) => chart.prefixes().own_event(number, &event),
             Err(RecvError::Lagged(missed)) => {
                 tracing::warn!(
+                    number,
                     missed,
-                    "bus messages were lost; forgetting who holds which prefix"
+                    "cache events were lost; forgetting what the instance holds"
                 );
-                chart.lost_messages();
+                chart.prefixes().lost_events(number);
             }
             Err(RecvError::Closed) => return,
         }
     }
 }
+
+/// Tells the other sites what this one's instances hold.
+async fn tell(chart: Arc<Chart>, bus: Arc<dyn Bus>, clock: Arc<dyn Clock>) {
+    let mut ticks = every(TELL_INTERVAL);
+    loop {
+        ticks.tick().await;
+        for message in chart.prefixes().to_tell(clock.now()) {
+            bus.publish(message);
+        }
+    }
+}
+
+/// Hears the other sites.
+struct Ear {
+    site: SiteName,
+    chart: Arc<Chart>,
+    bus: Arc<dyn Bus>,
+    clock: Arc<dyn Clock>,
+    /// Sites whose messages could not be read, named in the log once each.
+    strangers: BTreeSet<SiteName>,
+}
+
+impl Ear {
+    async fn hear(mut self, mut messages: Receiver<BusMessage>) {
+        loop {
+            match messages.recv().await {
+                Ok(BusMessage::Load(report)) => {
+                    self.chart.heard_load(&report.site, &report.instance, report.load);
+                }
+                Ok(BusMessage::Prefixes(told)) => self.heard(&told),
+                Ok(BusMessage::SnapshotWanted(request)) if request.of == self.site => {
+                    if let Some(number) = self.chart.number_of(&self.site, &request.instance) {
+                        self.chart.prefixes().asked(number, &request);
+                    }
+                }
+                Ok(BusMessage::SnapshotWanted(_)) => {}
+                // Summaries are numbered: the next one of each stream shows what was missed of it.
+                Err(RecvError::Lagged(missed)) => tracing::warn!(missed, "bus messages were lost"),
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    fn heard(&mut self, told: &PrefixSummary) {
+        if told.to != self.site {
+            return;
+        }
+        let Some(number) = self.chart.number_of(&told.from, &told.instance) else {
+            return;
+        };
+        match self.chart.prefixes().heard(number, told, self.clock.now()) {
+            Told::Taken => {}
+            Told::Ask(request) => self.bus.publish(BusMessage::SnapshotWanted(request)),
+            Told::OtherSecret => self.warn(told, "its secret is not this site's"),
+            Told::Unreadable(error) => self.warn(told, &error.to_string()),
+        }
+    }
+
+    fn warn(&mut self, told: &PrefixSummary, why: &str) {
+        if self.strangers.insert(told.from.clone()) {
+            tracing::warn!(site = %self.site, from = %told.from, why, "what another site caches stays unknown");
+        }
+    }
+}
+
+fn every(period: Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+#[cfg(test)]
+mod tests;

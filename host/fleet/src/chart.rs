@@ -1,24 +1,19 @@
 //! What one site knows about all of them.
 
 use crate::link::{CONGESTION_MARK, LinkMonitor};
+use crate::prefixes::{Prefixes, Telling};
 use crate::threshold::break_even;
 use crate::topology::Topology;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
-use portolan_base::{BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, SiteName, Tokens};
+use portolan_base::{BlockHash, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, SiteName, Tokens};
 use portolan_decide::{
     Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView,
 };
-use portolan_kv::{Arrival, Holder, Lookup, Place, PrefixIndex, SourceState};
 use portolan_policy::NameTables;
-use portolan_ports::{
-    Claim, Engine, EngineLoad, Fleet, InstanceOutcome, KvEvent, LinkReading, OnTheWay, PrefixChange,
-};
+use portolan_ports::{Claim, Engine, EngineLoad, Fleet, InstanceOutcome, LinkReading, OnTheWay};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Memory the prefix index may use. 256 MiB is about eight million blocks, 130 million tokens of distinct prefix.
-const INDEX_BUDGET: Bytes = Bytes(256 << 20);
 
 /// Load reports older than this are taken for an instance that is gone: ten missed reports.
 const LOAD_EXPIRES: std::time::Duration = std::time::Duration::from_secs(5);
@@ -31,7 +26,7 @@ pub struct Chart {
     names: Arc<NameTables>,
     instances: Vec<Arc<Known>>,
     links: BTreeMap<SiteIndex, Mutex<LinkMonitor>>,
-    prefixes: RwLock<Prefixes>,
+    prefixes: Prefixes,
     /// Size of the KV of the site's model, for the offload threshold.
     kv: KvSize,
 }
@@ -53,18 +48,14 @@ struct Reported {
     at: Option<portolan_base::Moment>,
 }
 
-struct Prefixes {
-    index: PrefixIndex,
-    sources: Vec<SourceState>,
-}
-
 impl Chart {
-    /// The chart of site `here`, whose own instances are `engines`.
+    /// The chart of site `here`, whose own instances are `engines`; `telling` says how others are told of their caches.
     pub fn new(
         topology: Topology,
         here: SiteIndex,
         engines: &BTreeMap<InstanceName, Arc<dyn Engine>>,
         clock: Arc<dyn Clock>,
+        telling: &Telling,
     ) -> Self {
         let known = |(site, spec): (SiteIndex, &crate::InstanceSpec)| {
             Arc::new(Known {
@@ -77,7 +68,6 @@ impl Chart {
             })
         };
         let instances: Vec<_> = topology.instances().map(known).collect();
-        let sources = vec![SourceState::new(); instances.len()];
         let arriving = topology
             .links()
             .iter()
@@ -89,10 +79,7 @@ impl Chart {
             })
             .collect();
         let names = Arc::new(topology.names().clone());
-        let prefixes = RwLock::new(Prefixes {
-            index: PrefixIndex::new(INDEX_BUDGET),
-            sources,
-        });
+        let prefixes = Prefixes::new(&topology, here, telling);
         Self {
             topology,
             here,
@@ -119,47 +106,26 @@ impl Chart {
 
     /// Takes a load report of another site's instance.
     pub fn heard_load(&self, site: &SiteName, instance: &InstanceName, load: EngineLoad) {
-        if let Some(index) = self.index_of(site, instance) {
-            *self.instances[index].load.lock() = Reported {
+        if let Some(number) = self.number_of(site, instance) {
+            *self.instances[number as usize].load.lock() = Reported {
                 load,
                 at: Some(self.clock.now()),
             };
         }
     }
 
-    /// Takes a change of what an instance holds.
-    pub fn heard_prefix(&self, change: &PrefixChange) {
-        let Some(index) = self.index_of(&change.site, &change.instance) else {
-            return;
-        };
-        let number = u32::try_from(index).unwrap_or(u32::MAX);
-        let (holder, place) = (Holder::instance(number), Place::of(number));
-        let mut prefixes = self.prefixes.write();
-        match prefixes.sources[index].observe(change.incarnation, change.sequence) {
-            Arrival::Stale => return,
-            Arrival::ClearFirst => prefixes.index.clear(place),
-            Arrival::Next => {}
-        }
-        match &change.event {
-            KvEvent::Stored(blocks) => {
-                prefixes.index.stored(holder, None, blocks);
-            }
-            KvEvent::Removed(blocks) => prefixes.index.removed(holder, blocks),
-            KvEvent::Cleared => {
-                prefixes.index.clear(place);
-                prefixes.sources[index].restored();
-            }
-        }
+    /// Who holds which prefix.
+    pub fn prefixes(&self) -> &Prefixes {
+        &self.prefixes
     }
 
-    /// Messages were missed: what anyone else holds is unknown until it is told again.
-    pub fn lost_messages(&self) {
-        let mut prefixes = self.prefixes.write();
-        for instance in 0..self.instances.len() {
-            prefixes
-                .index
-                .clear(Place::of(u32::try_from(instance).unwrap_or(u32::MAX)));
-        }
+    /// The number of an instance of a site.
+    pub fn number_of(&self, site: &SiteName, instance: &InstanceName) -> Option<u32> {
+        let site = self.topology.site_index(site)?;
+        let mut numbered = (0u32..).zip(&self.instances);
+        numbered
+            .find(|(_, known)| known.site == site && known.name == *instance)
+            .map(|(number, _)| number)
     }
 
     /// Takes a reading of the link from `peer`.
@@ -171,13 +137,6 @@ impl Chart {
         if let Some(link) = link {
             link.lock().observe(self.clock.now(), reading);
         }
-    }
-
-    fn index_of(&self, site: &SiteName, instance: &InstanceName) -> Option<usize> {
-        let site = self.topology.site_index(site)?;
-        self.instances
-            .iter()
-            .position(|k| k.site == site && k.name == *instance)
     }
 
     fn instance_view(&self, spec: &crate::InstanceSpec, known: &Known) -> InstanceView {
@@ -267,14 +226,9 @@ impl Fleet for Chart {
     fn held(&self, _model: &ModelName, chain: &[BlockHash]) -> Vec<u32> {
         // Hashes are salted with the model, so that another model's entries cannot match.
         let mut held = vec![0; self.instances.len()];
-        let mut lookup = Lookup::default();
-        self.prefixes.read().index.look_up(chain, &mut lookup);
-        for found in lookup.matches() {
-            if let Some(tokens) = held.get_mut(found.place.instance as usize) {
-                *tokens = found
-                    .blocks
-                    .saturating_mul(INDEX_BLOCK_TOKENS as u32)
-                    .max(*tokens);
+        for (number, blocks) in self.prefixes.held(chain, self.clock.now()) {
+            if let Some(tokens) = held.get_mut(number as usize) {
+                *tokens = blocks.saturating_mul(INDEX_BLOCK_TOKENS as u32);
             }
         }
         held

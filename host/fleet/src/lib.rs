@@ -7,6 +7,7 @@ pub mod agent;
 pub mod bus;
 pub mod chart;
 pub mod link;
+pub mod prefixes;
 pub mod threshold;
 pub mod topology;
 
@@ -14,4 +15,5 @@ pub use agent::Agent;
 pub use bus::EmbeddedBus;
 pub use chart::Chart;
 pub use link::{LinkMonitor, LinkWindow};
+pub use prefixes::{Disclosure, Prefixes, Telling};
 pub use topology::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};

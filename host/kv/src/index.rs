@@ -15,6 +15,7 @@
 
 pub mod event;
 mod evict;
+mod held;
 mod holder;
 mod predict;
 mod sets;
@@ -27,7 +28,8 @@ mod tests;
 mod translate;
 mod walk;
 
-pub use holder::{Group, GroupKind, Holder, MAX_GROUPS, Place, Tier};
+pub use holder::{Holder, MAX_GROUPS, Place};
+pub use portolan_base::{CachePart, Group, GroupKind, Tier};
 pub use shared::SharedIndex;
 pub use source::{Arrival, SourceState};
 pub use translate::{Change, EngineSource, Refused, Salts};

@@ -10,6 +10,7 @@
 //! | [`SummaryMessage`] | on the wire: strict bounds, no allocation that the bytes do not pay for |
 //! | [`SummaryReader`] | at every other site |
 
+mod chain;
 mod fingerprints;
 mod message;
 mod reader;
@@ -17,6 +18,7 @@ mod reader;
 mod tests;
 mod writer;
 
+pub use chain::KeyedChain;
 pub use fingerprints::Fingerprints;
 pub use message::{Body, MAX_BLOCKS, SummaryError, SummaryMessage};
 pub use reader::{Heard, SummaryReader};
@@ -32,7 +34,7 @@ pub const LEASE: Duration = Duration::from_secs(2);
 /// No lease is longer, whatever a message claims.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 
-/// The secret that sites of one jurisdiction's fleet share for summaries.
+/// The secret under which a site is told of others' blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SummaryKey([u8; 32]);
 
@@ -47,11 +49,12 @@ impl std::fmt::Debug for SummaryKey {
 pub struct KeyedHash(pub u64);
 
 impl SummaryKey {
-    /// The key of a jurisdiction, from the fleet's secret.
-    pub fn derive(fleet_secret: &[u8; 32], jurisdiction: &str) -> Self {
+    /// The key of what is told to `receiver`, from the fleet's secret. One for each receiver: what one site is told says
+    /// nothing about what another is.
+    pub fn derive(fleet_secret: &[u8; 32], receiver: &str) -> Self {
         let mut hasher = blake3::Hasher::new_keyed(fleet_secret);
         hasher.update(b"portolan prefix summary\0");
-        hasher.update(jurisdiction.as_bytes());
+        hasher.update(receiver.as_bytes());
         Self(*hasher.finalize().as_bytes())
     }
 

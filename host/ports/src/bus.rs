@@ -1,8 +1,9 @@
 //! Tells the other sites: load and prefix summaries. Nothing on the bus holds a token id.
 
-use crate::{EngineLoad, KvEvent};
-use portolan_base::{InstanceName, ModelName, Moment, SiteName};
+use crate::EngineLoad;
+use portolan_base::{InstanceName, Moment, SiteName};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use tokio::sync::broadcast;
 
 /// An instance's load at a moment.
@@ -18,21 +19,33 @@ pub struct InstanceLoadReport {
     pub at: Moment,
 }
 
-/// A change in what an instance holds, by keyed hashes.
+/// What an instance holds, told to one other site: a snapshot or changes in `portolan_kv::summary`'s form, under the
+/// receiver's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PrefixChange {
+pub struct PrefixSummary {
     /// Where.
-    pub site: SiteName,
+    pub from: SiteName,
     /// Which.
     pub instance: InstanceName,
-    /// The model the hashes belong to.
-    pub model: ModelName,
-    /// Drawn when the instance started: a new one means all earlier entries are gone.
+    /// Who may read it.
+    pub to: SiteName,
+    /// The message.
+    pub summary: Arc<[u8]>,
+}
+
+/// A summary's reader missed something, and asks its writer for a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRequest {
+    /// Who asks.
+    pub by: SiteName,
+    /// Whose instance.
+    pub of: SiteName,
+    /// Which.
+    pub instance: InstanceName,
+    /// The incarnation of the message that showed the gap.
     pub incarnation: u64,
-    /// Counts from 0 within an incarnation: a gap means changes were lost.
+    /// Its number: a snapshot with a later one answers the request.
     pub sequence: u64,
-    /// What changed.
-    pub event: KvEvent,
 }
 
 /// What sites tell each other.
@@ -41,8 +54,10 @@ pub struct PrefixChange {
 pub enum BusMessage {
     /// An instance's load.
     Load(InstanceLoadReport),
-    /// A change in what an instance holds.
-    Prefix(PrefixChange),
+    /// What an instance holds.
+    Prefixes(PrefixSummary),
+    /// A snapshot is wanted.
+    SnapshotWanted(SnapshotRequest),
 }
 
 /// Publishes to every subscriber, the publisher's own included. A subscriber that falls behind is told so by its

@@ -7,7 +7,7 @@
 use crate::{Cancel, KvPiece, KvSet};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
-use portolan_base::{BlockHash, InstanceName, ModelName, Permille, RequestId, TenantKey, Tokens};
+use portolan_base::{BlockHash, CachePart, InstanceName, ModelName, Permille, RequestId, TenantKey, Tokens};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::{broadcast, mpsc};
@@ -191,16 +191,31 @@ pub struct EngineLoad {
     pub decode_step_us: u32,
 }
 
-/// What changed in an instance's cache, for the prefix index. Block hashes are index blocks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// What changed in an instance's cache, for its own site's prefix index. Block hashes are index blocks. Never leaves the
+/// site.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// These are held from now on.
-    Stored(Vec<BlockHash>),
+    /// These consecutive blocks of one prompt are held from now on.
+    Stored {
+        /// Where in the cache.
+        part: CachePart,
+        /// The block before the first; none at a prompt's beginning.
+        parent: Option<BlockHash>,
+        /// Which.
+        blocks: Vec<BlockHash>,
+    },
     /// These are gone.
-    Removed(Vec<BlockHash>),
-    /// Everything is gone.
-    Cleared,
+    Removed {
+        /// From where in the cache.
+        part: CachePart,
+        /// Which, in any order.
+        blocks: Vec<BlockHash>,
+    },
+    /// Everything in a rank's cache is gone.
+    Cleared {
+        /// Which rank.
+        rank: u16,
+    },
 }
 
 /// One engine instance.

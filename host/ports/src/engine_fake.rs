@@ -11,7 +11,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use portolan_base::kv::{LayerKv, PieceId};
-use portolan_base::{BlockHash, RequestId, TenantKey, Tokens};
+use portolan_base::{BlockHash, CachePart, RequestId, TenantKey, Tokens};
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -230,7 +230,11 @@ impl Engine for FakeEngine {
         let computed = length(&job.tokens).saturating_sub(cached);
         lock(&self.prompts).push((job.key, job.tokens));
         // Nobody has to listen.
-        drop(self.events.send(KvEvent::Stored(stored)));
+        drop(self.events.send(KvEvent::Stored {
+            part: CachePart::DEVICE,
+            parent: None,
+            blocks: stored,
+        }));
         Ok(PrefillReport {
             cached,
             computed,

@@ -24,7 +24,7 @@ pub mod transport;
 pub mod transport_fake;
 pub mod uploads;
 
-pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixChange};
+pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
     KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,

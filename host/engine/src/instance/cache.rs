@@ -5,7 +5,7 @@ use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
-use portolan_base::{BlockHash, BlockId, Bytes, INDEX_BLOCK_TOKENS, Permille, TenantKey, Tokens};
+use portolan_base::{BlockHash, BlockId, Bytes, CachePart, INDEX_BLOCK_TOKENS, Permille, TenantKey, Tokens};
 use portolan_kv::{PoolBlock, PrefixPool};
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{HeldPrefix, KvEvent, KvPiece};
@@ -131,10 +131,18 @@ impl Cache {
             .copied()
             .collect();
         if !gone.is_empty() {
-            let _ = self.events.send(KvEvent::Removed(gone));
+            let _ = self.events.send(KvEvent::Removed {
+                part: CachePart::DEVICE,
+                blocks: gone,
+            });
         }
         if inserted.added {
-            let _ = self.events.send(KvEvent::Stored(hashes));
+            let before = (index * HASHES_PER_BLOCK).checked_sub(1);
+            let _ = self.events.send(KvEvent::Stored {
+                part: CachePart::DEVICE,
+                parent: before.map(|before| names.hashes[before]),
+                blocks: hashes,
+            });
         }
     }
 

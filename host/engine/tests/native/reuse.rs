@@ -3,7 +3,7 @@
 use crate::support::{
     Answer, MODELS, answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start,
 };
-use portolan_base::{BlockHash, Bytes};
+use portolan_base::{BlockHash, Bytes, CachePart};
 use portolan_engine::{LoadedModel, NativeInstance};
 use portolan_ports::{Engine, KvEvent, KvPiece, KvSet, Role};
 use std::sync::Arc;
@@ -11,6 +11,14 @@ use std::sync::Arc;
 async fn answer_from(engine: &dyn Engine, prompt: &[u32]) -> Answer {
     let kv = kv_for(engine, prompt).await;
     answer(engine.decode(decode_job(prompt, kv, 8))).await
+}
+
+fn stored(parent: Option<BlockHash>, blocks: &[BlockHash]) -> KvEvent {
+    KvEvent::Stored {
+        part: CachePart::DEVICE,
+        parent,
+        blocks: blocks.to_vec(),
+    }
 }
 
 fn sorted(mut pieces: Vec<KvPiece>) -> Vec<KvPiece> {
@@ -93,14 +101,10 @@ async fn received_kv_is_kept_by_dense_models_and_not_by_hybrids() {
         let (_, report) = prefill(&receiver, prefill_job(&prompt[..139], 0)).await.unwrap();
         assert_eq!(report.cached, kept, "{name}");
         let hashes = BlockHash::chain(&key(), &prompt);
+        assert_eq!(events.recv().await.unwrap(), stored(None, &hashes[..4]), "{name}");
         assert_eq!(
             events.recv().await.unwrap(),
-            KvEvent::Stored(hashes[..4].to_vec()),
-            "{name}"
-        );
-        assert_eq!(
-            events.recv().await.unwrap(),
-            KvEvent::Stored(hashes[4..8].to_vec()),
+            stored(Some(hashes[3]), &hashes[4..8]),
             "{name}"
         );
     }
@@ -134,9 +138,13 @@ async fn a_full_pool_tells_what_it_lost() {
         BlockHash::chain(&key(), &first),
         BlockHash::chain(&key(), &second),
     );
-    assert_eq!(events.recv().await.unwrap(), KvEvent::Stored(a.clone()));
-    assert_eq!(events.recv().await.unwrap(), KvEvent::Removed(a));
-    assert_eq!(events.recv().await.unwrap(), KvEvent::Stored(b));
+    assert_eq!(events.recv().await.unwrap(), stored(None, &a));
+    let removed = KvEvent::Removed {
+        part: CachePart::DEVICE,
+        blocks: a,
+    };
+    assert_eq!(events.recv().await.unwrap(), removed);
+    assert_eq!(events.recv().await.unwrap(), stored(None, &b));
     assert!(engine.load().kv_used.0 > 500);
 }
 

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{InstanceSpec, LinkSpec, SiteSpec};
-use portolan_base::{BitsPerSecond, Moment, Role, TenantKey};
+use portolan_base::{BitsPerSecond, CachePart, Moment, Role, TenantKey};
+use portolan_ports::KvEvent;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -45,7 +46,8 @@ fn chart(clock: Arc<TestClock>) -> Chart {
         price_micros_per_gib: 0,
     };
     let topology = Topology::new(vec![site("here"), site("there")], vec![link], Vec::new()).unwrap();
-    Chart::new(topology, SiteIndex(0), &BTreeMap::new(), clock)
+    let telling = Telling::everything([5; 32], 1);
+    Chart::new(topology, SiteIndex(0), &BTreeMap::new(), clock, &telling)
 }
 
 fn load() -> EngineLoad {
@@ -90,32 +92,18 @@ fn work_on_its_way_counts_before_it_is_reported() {
 }
 
 #[test]
-fn prefixes_are_known_by_holder_and_forgotten_at_a_gap() {
+fn held_tokens_are_listed_by_instance() {
     let chart = chart(Arc::default());
     let key = TenantKey::derive(&[1; 32], "t", "m", 1);
     let blocks = BlockHash::chain(&key, &(0..64).collect::<Vec<_>>());
-    let told = |sequence, event| {
-        chart.heard_prefix(&PrefixChange {
-            site: name("there"),
-            instance: instance(),
-            model: ModelName::new("m").unwrap(),
-            incarnation: 7,
-            sequence,
-            event,
-        });
+    let event = KvEvent::Stored {
+        part: CachePart::DEVICE,
+        parent: None,
+        blocks: blocks[..3].to_vec(),
     };
-    let held = || chart.held(&ModelName::new("m").unwrap(), &blocks);
-    assert_eq!(held(), [0, 0]);
-    told(0, KvEvent::Stored(blocks[..3].to_vec()));
-    assert_eq!(held(), [0, 48]);
-    told(1, KvEvent::Removed(vec![blocks[2]]));
-    assert_eq!(held(), [0, 32]);
-    told(1, KvEvent::Cleared);
-    assert_eq!(held(), [0, 32], "a duplicate is dropped");
-    told(5, KvEvent::Stored(blocks[..1].to_vec()));
-    assert_eq!(held(), [0, 16], "what was lost between makes the rest unknown");
-    chart.lost_messages();
-    assert_eq!(held(), [0, 0]);
+    let number = chart.number_of(&name("here"), &instance()).unwrap();
+    chart.prefixes().own_event(number, &event);
+    assert_eq!(chart.held(&ModelName::new("m").unwrap(), &blocks), [48, 0]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What an engine says of its cache, whatever its wire format: adapters translate into this and decide nothing.
 
-use super::holder::{Group, Tier};
+use portolan_base::{Group, Tier};
 
 /// An engine's own name of a block. What it was made from is the engine's business: here it only connects a block to
 /// its children and to its removal. Of a longer hash the last eight bytes, big-endian, as engines themselves shorten.

@@ -1,5 +1,6 @@
 //! Who can hold a block: an instance's rank, in one of its cache groups, in one of its tiers.
 
+use portolan_base::{CachePart, Group, GroupKind, Tier};
 use std::collections::HashMap;
 
 /// Cache groups of one place that the index tells apart; more than any hybrid model has.
@@ -24,43 +25,6 @@ impl Place {
     }
 }
 
-/// Where a block's bytes lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Tier {
-    /// The engine's own memory.
-    Device,
-    /// The host's memory.
-    Host,
-    /// Files.
-    Disk,
-}
-
-/// What a cache group keeps, and so when it is of use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum GroupKind {
-    /// KV of each block: a prefix is of use up to its first missing block.
-    Attention,
-    /// Recurrent state at a block's end: of use at exactly that length.
-    State,
-}
-
-/// One cache group of a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Group {
-    /// The engine's number of the group, below [`MAX_GROUPS`].
-    pub number: u8,
-    /// What it keeps.
-    pub kind: GroupKind,
-}
-
-impl Group {
-    /// The only group of a model with full attention alone.
-    pub const ATTENTION: Self = Self {
-        number: 0,
-        kind: GroupKind::Attention,
-    };
-}
-
 /// A holder of blocks. Counts are kept for each of these apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
@@ -75,10 +39,18 @@ pub struct Holder {
 impl Holder {
     /// The engine memory of an instance with one rank and full attention alone.
     pub fn instance(instance: u32) -> Self {
+        Self::part(instance, CachePart::DEVICE)
+    }
+
+    /// A part of an instance's cache.
+    pub fn part(instance: u32, part: CachePart) -> Self {
         Self {
-            place: Place::of(instance),
-            group: Group::ATTENTION,
-            tier: Tier::Device,
+            place: Place {
+                instance,
+                rank: part.rank,
+            },
+            group: part.group,
+            tier: part.tier,
         }
     }
 }
@@ -139,6 +111,11 @@ impl GroupBits {
         own.fold((Self::default(), 0), |(bits, n), holder| {
             (bits | holder.groups(), n + 1)
         })
+    }
+
+    /// Without what is only predicted.
+    pub(super) fn said(self) -> Self {
+        Self(self.0 & (Self::PREDICTED_ATTENTION.0 - 1))
     }
 
     fn has(self, all: Self) -> bool {

@@ -10,6 +10,9 @@ use portolan_base::{BlockHash, Bytes, Moment};
 /// Blocks changed under one lock: about 50 µs, the longest that a lookup waits.
 const BLOCKS_AT_ONCE: usize = 256;
 
+/// Pages listed under one lock: some 64,000 blocks, a tenth of a millisecond that changes wait.
+const PAGES_AT_ONCE: usize = 64;
+
 /// A [`PrefixIndex`] behind a lock. Lookups run beside each other; a change of many blocks lets them in between.
 #[derive(Debug)]
 pub struct SharedIndex {
@@ -67,6 +70,30 @@ impl SharedIndex {
             } => self.stored(holder, parent, blocks),
             Change::Removed { holder, blocks } => self.removed(holder, blocks),
             Change::Cleared(place) => self.clear(place),
+        }
+    }
+
+    /// These blocks, the ones that [`PrefixIndex::holds`] affirms first, and then the others.
+    pub fn by_holding(&self, instance: u32, blocks: &[BlockHash]) -> (Vec<BlockHash>, Vec<BlockHash>) {
+        let index = self.index.read();
+        blocks
+            .iter()
+            .copied()
+            .partition(|block| index.holds(instance, *block))
+    }
+
+    /// Every block that an instance holds by its own word. What changes meanwhile may be in it or not.
+    pub fn held_by(&self, instance: u32) -> Vec<BlockHash> {
+        let (mut held, mut page) = (Vec::new(), 0);
+        loop {
+            let pages = page..page + PAGES_AT_ONCE;
+            if !self.index.read().held_in_pages(pages, instance, &mut held) {
+                // A block that moved to another page between two locks is listed twice.
+                held.sort_unstable();
+                held.dedup();
+                return held;
+            }
+            page += PAGES_AT_ONCE;
         }
     }
 

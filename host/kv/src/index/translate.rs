@@ -6,10 +6,10 @@
 mod names;
 
 use super::event::{Batch, CacheEvent, EngineHash, ExtraKey, Removed, Stored};
-use super::holder::{GroupKind, Holder, MAX_GROUPS, Place, Tier};
+use super::holder::{Holder, MAX_GROUPS, Place};
 use super::source::{Arrival, SourceState};
 use names::{Kept, Names};
-use portolan_base::{BlockHash, Bytes, INDEX_BLOCK_TOKENS};
+use portolan_base::{BlockHash, Bytes, GroupKind, INDEX_BLOCK_TOKENS, Tier};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Tokens of blocks that wait for their parent: enough for the events of one step to come in any order. Cyclic or

@@ -1,7 +1,7 @@
 //! Believes what another site tells, while it may.
 
 use super::message::{Body, SummaryMessage};
-use super::{Fingerprints, KeyedHash, SummaryKey};
+use super::{Fingerprints, KeyedChain, KeyedHash, LONGEST_LEASE, SummaryKey};
 use crate::index::{Arrival, SourceState};
 use portolan_base::{BlockHash, Moment};
 use std::collections::HashMap;
@@ -13,8 +13,10 @@ pub enum Heard {
     Applied,
     /// Something before it was missed: nothing is believed until a snapshot comes. Ask for one.
     WantsSnapshot,
-    /// It came late, twice, or under another key.
+    /// It came late or twice.
     Ignored,
+    /// Its writer has another key: the sites do not share a secret.
+    OtherKey,
 }
 
 /// Changes since a snapshot, at most: a writer tells a snapshot long before.
@@ -49,7 +51,7 @@ impl SummaryReader {
     /// Takes a message.
     pub fn hear(&mut self, message: SummaryMessage, now: Moment) -> Heard {
         if message.mark != self.mark {
-            return Heard::Ignored;
+            return Heard::OtherKey;
         }
         match self.source.observe(message.incarnation, message.sequence) {
             Arrival::Stale => return Heard::Ignored,
@@ -70,8 +72,7 @@ impl SummaryReader {
         }
         self.has_snapshot &= self.changes.len() <= MOST_CHANGES;
         if !self.has_snapshot {
-            self.snapshot = Fingerprints::default();
-            self.changes = HashMap::new();
+            self.forget();
             return Heard::WantsSnapshot;
         }
         let lease = u64::try_from(message.lease.as_micros()).unwrap_or(u64::MAX);
@@ -84,13 +85,17 @@ impl SummaryReader {
     /// Probes blocks twice as far on each time, then halves the gap: some 17 probes for 512 blocks, which makes a length
     /// that is too long once in 4,000 lookups. Prompts lose their ends first, so a block found says that those before it are there.
     pub fn prefix(&self, chain: &[BlockHash], now: Moment) -> usize {
-        if now >= self.good_until || !self.has_snapshot {
+        self.prefix_of(&mut KeyedChain::new(self.key, chain), now)
+    }
+
+    /// See [`SummaryReader::prefix`]; for one prompt and many readers. A chain under another key is held by nobody.
+    pub fn prefix_of(&self, chain: &mut KeyedChain<'_>, now: Moment) -> usize {
+        if now >= self.good_until || !self.has_snapshot || chain.key() != self.key {
             return 0;
         }
-        let holds = |length: usize| self.holds(self.key.hash(chain[length - 1]));
         let (mut held, mut not, mut step) = (0, chain.len() + 1, 1);
         while held + step < not {
-            if !holds(held + step) {
+            if !self.holds(chain.name(held + step - 1)) {
                 not = held + step;
                 break;
             }
@@ -99,13 +104,26 @@ impl SummaryReader {
         }
         while held + 1 < not {
             let middle = usize::midpoint(held, not);
-            if holds(middle) {
+            if self.holds(chain.name(middle - 1)) {
                 held = middle;
             } else {
                 not = middle;
             }
         }
         held
+    }
+
+    /// Gives the memory of a summary back whose lease ended long ago. Until then what renews it costs no snapshot.
+    pub fn expire(&mut self, now: Moment) {
+        if self.has_snapshot && now.since(self.good_until) >= LONGEST_LEASE {
+            self.forget();
+        }
+    }
+
+    fn forget(&mut self) {
+        self.has_snapshot = false;
+        self.snapshot = Fingerprints::default();
+        self.changes = HashMap::new();
     }
 
     /// Memory it takes, by its parts' sizes.

@@ -45,8 +45,8 @@ fn a_snapshot_takes_under_2_3_bytes_a_block_and_is_wrong_under_one_in_200() {
 #[test]
 fn a_hundred_changes_take_at_most_9_bytes_each() {
     let mut writer = SummaryWriter::new(key(), 1);
-    writer.note(&blocks(0..60), true);
-    writer.note(&blocks(60..100), false);
+    writer.note(blocks(0..60), true);
+    writer.note(blocks(60..100), false);
     assert!(writer.changes().encode().len() <= 900);
 }
 
@@ -61,7 +61,7 @@ fn keys_of_jurisdictions_and_fleets_do_not_meet() {
     assert_eq!(names.len(), 3);
     let mut reader = SummaryReader::new(keys[1]);
     let told = SummaryWriter::new(keys[0], 1).snapshot(blocks(0..10));
-    assert_eq!(reader.hear(told, Moment(0)), Heard::Ignored);
+    assert_eq!(reader.hear(told, Moment(0)), Heard::OtherKey);
     assert_eq!(format!("{:?}", keys[0]), "SummaryKey(..)");
 }
 
@@ -74,11 +74,11 @@ fn a_reader_follows_and_believes_no_longer_than_the_lease() {
         Heard::Applied
     );
     assert_eq!(reader.prefix(&chain, Moment(1)), 40);
-    writer.note(&chain[40..50], true);
+    writer.note(chain[40..50].iter().copied(), true);
     assert_eq!(reader.hear(writer.changes(), Moment(1_000_000)), Heard::Applied);
     assert_eq!(reader.prefix(&chain, Moment(2_999_999)), 50);
     assert_eq!(reader.prefix(&chain, Moment(3_000_000)), 0, "the lease is over");
-    writer.note(&chain[30..50], false);
+    writer.note(chain[30..50].iter().copied(), false);
     assert_eq!(reader.hear(writer.changes(), Moment(4_000_000)), Heard::Applied);
     assert_eq!(
         reader.prefix(&chain, Moment(4_000_000)),
@@ -101,7 +101,7 @@ fn a_gap_costs_one_snapshot_and_a_restart_another() {
     );
     reader.hear(writer.snapshot(chain[..10].to_vec()), now);
     drop(writer.changes());
-    writer.note(&chain[10..12], true);
+    writer.note(chain[10..12].iter().copied(), true);
     let late = writer.changes();
     assert_eq!(reader.hear(late.clone(), now), Heard::WantsSnapshot);
     assert_eq!(
@@ -126,7 +126,7 @@ fn a_gap_costs_one_snapshot_and_a_restart_another() {
         "of an incarnation that has ended"
     );
     assert!(!restarted.wants_snapshot());
-    restarted.note(&blocks(0..5_000), true);
+    restarted.note(blocks(0..5_000), true);
     assert!(restarted.wants_snapshot());
 }
 

@@ -18,7 +18,14 @@ pub struct SummaryWriter {
     noted: HashMap<KeyedHash, bool>,
     /// Changes told since the last snapshot, and the blocks in that.
     told: usize,
-    snapshot: Option<usize>,
+    snapshot: Option<Told>,
+}
+
+/// The last snapshot.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    sequence: u64,
+    blocks: usize,
 }
 
 impl SummaryWriter {
@@ -35,9 +42,9 @@ impl SummaryWriter {
     }
 
     /// Whether these blocks are held, after a change of theirs.
-    pub fn note(&mut self, blocks: &[BlockHash], held: bool) {
+    pub fn note(&mut self, blocks: impl IntoIterator<Item = BlockHash>, held: bool) {
         self.noted
-            .extend(blocks.iter().map(|block| (self.key.hash(*block), held)));
+            .extend(blocks.into_iter().map(|block| (self.key.hash(block), held)));
     }
 
     /// Everything noted is void: a snapshot has to follow.
@@ -50,7 +57,21 @@ impl SummaryWriter {
     pub fn wants_snapshot(&self) -> bool {
         let changes = self.told + self.noted.len();
         self.snapshot
-            .is_none_or(|blocks| changes > FEW_CHANGES.max(blocks / 8))
+            .is_none_or(|told| changes > FEW_CHANGES.max(told.blocks / 8))
+    }
+
+    /// A reader missed something before message `sequence`. A snapshot has to follow, unless one was told since: it is
+    /// on its way, and what asks for it again need not be answered.
+    pub fn asked(&mut self, incarnation: u64, sequence: u64) {
+        let answered = self.snapshot.is_some_and(|told| told.sequence > sequence);
+        if incarnation == self.incarnation && !answered {
+            self.snapshot = None;
+        }
+    }
+
+    /// Changes noted and not told.
+    pub fn pending(&self) -> usize {
+        self.noted.len()
     }
 
     /// A message of what changed since the last one; it renews the lease even if nothing did.
@@ -69,7 +90,10 @@ impl SummaryWriter {
         let held = Fingerprints::new(held.into_iter().map(|block| self.key.hash(block)));
         self.noted.clear();
         self.told = 0;
-        self.snapshot = Some(held.len());
+        self.snapshot = Some(Told {
+            sequence: self.sequence,
+            blocks: held.len(),
+        });
         self.message(Body::Snapshot(held))
     }
 

@@ -36,7 +36,7 @@ pub fn measure(blocks: u64) -> SummaryFigures {
     let key = SummaryKey::derive(&[1; 32], "bench");
     let (mut writer, mut reader) = (SummaryWriter::new(key, 1), SummaryReader::new(key));
     let snapshot = writer.snapshot((0..blocks).map(block)).encode();
-    writer.note(&(blocks..blocks + CHANGES).map(block).collect::<Vec<_>>(), true);
+    writer.note((blocks..blocks + CHANGES).map(block), true);
     let changes = writer.changes().encode();
     if let Ok(message) = SummaryMessage::decode(&snapshot) {
         reader.hear(message, Moment(0));

@@ -89,6 +89,7 @@ pub(super) struct Secrets {
     pub(super) caches: [u8; 32],
     pub(super) artefacts: [u8; 32],
     pub(super) cluster: ClusterSecret,
+    pub(super) summaries: [u8; 32],
 }
 
 /// What every site of the process uses.
@@ -116,6 +117,7 @@ pub(super) fn derive_secrets(secret: &PlatformSecret) -> Secrets {
         caches: secret.derive("portolan tenant cache keys"),
         artefacts: secret.derive("portolan compiled artefacts"),
         cluster: ClusterSecret::from_bytes(secret.derive("portolan transport")),
+        summaries: secret.derive("portolan prefix summaries"),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::config::SiteConfig;
 use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
 use portolan_engine::{InstanceConfig, NativeInstance};
-use portolan_fleet::{Agent, Chart};
+use portolan_fleet::{Agent, Chart, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
@@ -76,7 +76,9 @@ impl RunningSite {
         let index =
             index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
         let clock = Arc::clone(&shared.clock);
-        let chart = Arc::new(Chart::new(shared.topology.clone(), index, &self.engines, clock));
+        let telling = Telling::everything(shared.secrets.summaries, shared.random.next_u64());
+        let topology = shared.topology.clone();
+        let chart = Arc::new(Chart::new(topology, index, &self.engines, clock, &telling));
         let agent = Agent {
             site: self.name.clone(),
             chart: Arc::clone(&chart),
@@ -85,7 +87,7 @@ impl RunningSite {
             transport: as_port(&self.transport),
             clock: Arc::clone(&shared.clock),
         };
-        self.tasks = agent.start(shared.random.as_ref());
+        self.tasks = agent.start();
         let gateway = Site::new(SiteParts {
             name: self.name.clone(),
             index,
