@@ -234,6 +234,12 @@ impl Fleet for Chart {
         held
     }
 
+    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash]) {
+        for instance in instances {
+            self.prefixes.predict(instance.0, chain, self.clock.now());
+        }
+    }
+
     fn claim(&self, instance: InstanceIndex, tokens: Tokens) -> Claim {
         let known = self.instances.get(instance.0 as usize);
         known

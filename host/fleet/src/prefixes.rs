@@ -21,10 +21,15 @@ use portolan_kv::{Holder, Lookup, Place, SharedIndex};
 use portolan_ports::{BusMessage, KvEvent, PrefixSummary, SnapshotRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use teller::Teller;
 
 /// Memory the site's own index may use. 256 MiB is about eight million blocks, 130 million tokens of distinct prefix.
 const INDEX_BUDGET: Bytes = Bytes(256 << 20);
+
+/// How long a prediction is believed. A prompt of 32,000 tokens is computed in some five seconds, and its first blocks are
+/// told of long before; what never came, since the request was cancelled or failed, misleads no longer than that.
+pub const PREDICTED_FOR: Duration = Duration::from_secs(5);
 
 /// Which other sites may be told of a block. Asked for every block before it is told.
 pub trait Disclosure: Send + Sync {
@@ -132,6 +137,12 @@ impl Prefixes {
                 self.retell(instance);
             }
         }
+    }
+
+    /// Takes an instance, of whichever site, to hold these blocks for a while: a prompt was sent there.
+    pub fn predict(&self, instance: u32, chain: &[BlockHash], now: Moment) {
+        self.index
+            .predict(Place::of(instance), chain, now + PREDICTED_FOR);
     }
 
     /// Events of one of the site's own instances were lost: what it holds is unknown until it is said again.

@@ -68,6 +68,10 @@ pub trait Fleet: Send + Sync {
     /// Tokens of the prompt that each instance holds KV for, by instance index: advice, a false hit costs latency.
     fn held(&self, model: &ModelName, chain: &[BlockHash]) -> Vec<u32>;
 
+    /// Says that these instances were sent a prompt with these blocks and will hold them. Believed for a few seconds, or
+    /// until they say so themselves: requests with the same prefix that come meanwhile find it.
+    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash]);
+
     /// Says that a request is on its way to an instance, with so many tokens to compute there.
     fn claim(&self, instance: InstanceIndex, tokens: Tokens) -> Claim;
 

@@ -1,7 +1,7 @@
 //! The fake beside [`Fleet`]: a picture that stands still until a test changes it.
 
 use crate::{Claim, Fleet, InstanceOutcome, OnTheWay};
-use portolan_base::{BlockHash, ModelName, Tokens};
+use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, ModelName, Tokens};
 use portolan_decide::{FleetView, InstanceIndex};
 use portolan_policy::NameTables;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,7 @@ pub struct FakeFleet {
 struct State {
     view: Arc<FleetView>,
     held: Vec<u32>,
+    predicted: Vec<(InstanceIndex, Vec<BlockHash>)>,
     outcomes: Vec<(InstanceIndex, InstanceOutcome)>,
 }
 
@@ -27,6 +28,7 @@ impl FakeFleet {
         let state = State {
             view: Arc::new(view),
             held,
+            predicted: Vec::new(),
             outcomes: Vec::new(),
         };
         Self {
@@ -43,6 +45,11 @@ impl FakeFleet {
     /// Says how many tokens of any prompt each instance holds.
     pub fn set_held(&self, held: Vec<u32>) {
         self.state().held = held;
+    }
+
+    /// What each instance was said to be going to hold, oldest first.
+    pub fn predicted(&self) -> Vec<(InstanceIndex, Vec<BlockHash>)> {
+        self.state().predicted.clone()
     }
 
     /// Everything that was reported, oldest first.
@@ -64,8 +71,21 @@ impl Fleet for FakeFleet {
         Arc::clone(&self.names)
     }
 
-    fn held(&self, _model: &ModelName, _chain: &[BlockHash]) -> Vec<u32> {
-        self.state().held.clone()
+    fn held(&self, _model: &ModelName, chain: &[BlockHash]) -> Vec<u32> {
+        let state = self.state();
+        let mut held = state.held.clone();
+        for (instance, predicted) in &state.predicted {
+            let same = predicted.iter().zip(chain).take_while(|(a, b)| a == b).count();
+            if let Some(held) = held.get_mut(instance.0 as usize) {
+                *held = (*held).max((same * INDEX_BLOCK_TOKENS) as u32);
+            }
+        }
+        held
+    }
+
+    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash]) {
+        let each = instances.iter().map(|instance| (*instance, chain.to_vec()));
+        self.state().predicted.extend(each);
     }
 
     fn claim(&self, _instance: InstanceIndex, tokens: Tokens) -> Claim {

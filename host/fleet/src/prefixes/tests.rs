@@ -329,3 +329,36 @@ fn a_thousand_blocks_take_under_nine_bytes_each_on_the_bus() {
         "{messages} messages, {bytes} bytes"
     );
 }
+
+#[test]
+fn a_prediction_counts_at_once_is_told_to_nobody_and_ends() {
+    let (virginia, paris, chain) = (virginia(1), paris(), blocks(64));
+    // Paris sends a prompt to Virginia: it knows before Virginia does.
+    paris.predict(VIRGINIA, &chain, at_ms(0));
+    virginia.predict(VIRGINIA, &chain[..3], at_ms(0));
+    assert_eq!(
+        (held(&paris, &chain, at_ms(0)), held(&virginia, &chain, at_ms(0))),
+        (4, 3)
+    );
+    let told = summaries(&virginia, at_ms(0));
+    assert!(
+        is_snapshot(&told[0]) && told[0].summary.len() == 36,
+        "a snapshot of nothing"
+    );
+    paris.heard(VIRGINIA, &told[0], at_ms(0));
+    virginia.own_event(VIRGINIA, &stored(&chain[..2]));
+    carry(&virginia, &paris, at_ms(100));
+    assert_eq!(held(&paris, &chain, at_ms(100)), 4);
+    for ms in (500..5_100).step_by(500) {
+        carry(&virginia, &paris, at_ms(ms));
+        summaries(&paris, at_ms(ms));
+    }
+    assert_eq!(
+        (
+            held(&paris, &chain, at_ms(5_000)),
+            held(&virginia, &chain, at_ms(5_000))
+        ),
+        (2, 2),
+        "what came true stays, the rest ends"
+    );
+}

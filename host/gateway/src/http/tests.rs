@@ -3,6 +3,7 @@
 
 mod admin;
 mod bad_input;
+mod burst;
 mod cancel;
 mod narrowing;
 mod quotas;

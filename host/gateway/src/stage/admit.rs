@@ -65,6 +65,7 @@ pub(super) fn admit(
         site,
         request,
         policies,
+        chain: Vec::new(),
         fleet,
         key,
         cancel,

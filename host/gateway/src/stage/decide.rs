@@ -2,8 +2,12 @@
 
 use super::journey::{Fault, Journey};
 use crate::error::{ErrorKind, RequestError};
-use portolan_decide::{DecideInput, Decision, DecisionRecord, KvSize, Refusal, RequestFacts, Route, decide};
+use portolan_base::INDEX_BLOCK_TOKENS;
+use portolan_decide::{
+    DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, Refusal, RequestFacts, Route, decide,
+};
 use portolan_policy::NameTables;
+use portolan_ports::Retention;
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -16,8 +20,32 @@ impl Journey {
     pub(super) async fn decide(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
         let begun = self.enter("decide");
         let plan = self.ask(held).await;
+        if let Ok(routes) = &plan {
+            self.predict(routes);
+        }
         self.note_stage("decide", begun);
         plan
+    }
+
+    /// Tells the index what the first route leaves where, before anything of it exists: of a burst with one prefix, the
+    /// requests that follow the first go where that went. Only what may stay is told, and of a hybrid model only where it
+    /// is computed: received recurrent states are not kept.
+    fn predict(&self, routes: &[Route]) {
+        let Some(Route { prefill, decode, .. }) = routes.first() else {
+            return;
+        };
+        let received = (decode != prefill && !self.model().description.layout.is_hybrid()).then_some(decode);
+        let keeps = |instance: &InstanceIndex| self.retention(*instance) == Retention::Keep;
+        let instances: Vec<_> = [Some(prefill), received]
+            .into_iter()
+            .flatten()
+            .copied()
+            .filter(keeps)
+            .collect();
+        // The last token's KV is made by decoding, after which the block may be full or not.
+        let blocks = self.request.prompt.len().saturating_sub(1) / INDEX_BLOCK_TOKENS;
+        let computed = &self.chain[..blocks.min(self.chain.len())];
+        self.site.parts.fleet.predict(&instances, computed);
     }
 
     async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {

@@ -5,7 +5,7 @@ use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
 use crate::site::Site;
-use portolan_base::{Moment, RequestId, SiteName, TenantKey};
+use portolan_base::{BlockHash, Moment, RequestId, SiteName, TenantKey};
 use portolan_decide::record::{Fallback, RouteRecord, StageRecord};
 use portolan_decide::{FleetView, InstanceIndex, PathRecord, Placements, RequestPolicies, Route};
 use portolan_policy::Placement;
@@ -22,6 +22,8 @@ pub(super) struct Journey {
     pub(super) request: Accepted,
     /// The versions that answer for this request, taken at admit.
     pub(super) policies: RequestPolicies,
+    /// Index hashes of the prompt's full blocks, once they were looked up.
+    pub(super) chain: Vec<BlockHash>,
     /// The fleet as it was when the request was decided.
     pub(super) fleet: Arc<FleetView>,
     pub(super) key: TenantKey,
@@ -183,7 +185,7 @@ impl Journey {
     }
 
     /// A site that is not resident for this data keeps nothing of it.
-    fn retention(&self, instance: InstanceIndex) -> Retention {
+    pub(super) fn retention(&self, instance: InstanceIndex) -> Retention {
         let site = self.fleet.instance(instance).map(|i| i.site);
         match self
             .placements

@@ -9,8 +9,8 @@ impl Journey {
     pub(super) fn locate(&mut self) -> Vec<u32> {
         let begun = self.enter("locate");
         self.fleet = self.site.parts.fleet.view();
-        let chain = BlockHash::chain(&self.key, &self.request.prompt);
-        let held = self.site.parts.fleet.held(&self.request.model, &chain);
+        self.chain = BlockHash::chain(&self.key, &self.request.prompt);
+        let held = self.site.parts.fleet.held(&self.request.model, &self.chain);
         self.note_stage("locate", begun);
         held
     }

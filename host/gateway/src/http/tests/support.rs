@@ -53,6 +53,7 @@ impl Random for Counter {
 pub(super) struct App {
     pub(super) site: Arc<Site>,
     pub(super) engine: Arc<FakeEngine>,
+    pub(super) fleet: Arc<FakeFleet>,
     pub(super) store: Arc<MemoryStore>,
     router: Router,
 }
@@ -71,12 +72,17 @@ impl App {
     }
 
     pub(super) fn with(text: FakeText, limits: Limits) -> Self {
-        Self::made_of(text, limits, |desk| desk)
+        Self::made_of(text, limits, &["e1"], |desk| desk)
+    }
+
+    /// An app of several instances.
+    pub(super) fn of_instances(instances: &[&str]) -> Self {
+        Self::made_of(FakeText::new(), Limits::default(), instances, |desk| desk)
     }
 
     /// An app whose desk has further rules.
     pub(super) fn ruled(rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
-        Self::made_of(FakeText::new(), Limits::default(), rules)
+        Self::made_of(FakeText::new(), Limits::default(), &["e1"], rules)
     }
 
     /// An app that holds every tenant to these quotas.
@@ -84,12 +90,26 @@ impl App {
         Self::ruled(|desk| desk.with_quotas(QuotaBook::new(quotas, BTreeMap::new())))
     }
 
-    fn made_of(text: FakeText, limits: Limits, rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
-        let description = description();
+    fn made_of(
+        text: FakeText,
+        limits: Limits,
+        instances: &[&str],
+        rules: impl FnOnce(PolicyDesk) -> PolicyDesk,
+    ) -> Self {
+        let description = description(instances[0]);
         let engine = Arc::new(FakeEngine::new(description.clone()));
+        let others = instances[1..].iter().map(|name| {
+            let engine = Arc::new(FakeEngine::new(self::description(name)));
+            (InstanceName::new(name).unwrap(), engine as Arc<dyn Engine>)
+        });
+        let mut engines: BTreeMap<_, _> = others.collect();
+        engines.insert(
+            description.instance.clone(),
+            Arc::clone(&engine) as Arc<dyn Engine>,
+        );
         let store = Arc::new(store());
         let names = names();
-        let fleet = Arc::new(FakeFleet::new(view(), names.clone()));
+        let fleet = Arc::new(FakeFleet::new(view(instances), names.clone()));
         let clock: Arc<dyn Clock> = Arc::new(StepClock(AtomicU64::new(1_767_225_600_000_000)));
         let tables = Arc::new(names);
         let desk = PolicyDesk::new(DeskParts {
@@ -106,9 +126,9 @@ impl App {
         let site = Site::new(SiteParts {
             name: SiteName::new("paris").unwrap(),
             index: SiteIndex(0),
-            engines: BTreeMap::from([(description.instance, Arc::clone(&engine) as Arc<dyn Engine>)]),
+            engines,
             models: BTreeMap::from([(description.model, model)]),
-            fleet: fleet as Arc<dyn Fleet>,
+            fleet: Arc::clone(&fleet) as Arc<dyn Fleet>,
             transport: Arc::new(NoLinks),
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
             desk: Arc::new(rules(desk)),
@@ -120,6 +140,7 @@ impl App {
         Self {
             router: router(Arc::clone(&site)),
             site,
+            fleet,
             engine,
             store,
         }
@@ -257,14 +278,14 @@ pub(super) fn request(method: Method, path: &str, key: &str, body: Body) -> Requ
     builder.body(body).unwrap()
 }
 
-fn description() -> EngineDescription {
+fn description(instance: &str) -> EngineDescription {
     let model = ModelName::new("fake").unwrap();
     let layers = vec![LayerKv::FullAttention {
         kv_heads: 1,
         head_dim: 2,
     }];
     EngineDescription {
-        instance: InstanceName::new("e1").unwrap(),
+        instance: InstanceName::new(instance).unwrap(),
         model: model.clone(),
         role: Role::Both,
         layout: Arc::new(KvLayout {
@@ -294,29 +315,30 @@ fn names() -> NameTables {
     }
 }
 
-fn view() -> FleetView {
+fn view(instances: &[&str]) -> FleetView {
+    let instance = |name: &&str| InstanceView {
+        name: InstanceName::new(*name).unwrap(),
+        site: SiteIndex(0),
+        model: 0,
+        role: Role::Both,
+        ready: true,
+        prefill_queued_requests: 0,
+        prefill_queued_tokens: 0,
+        decode_running: 0,
+        decode_slots: 8,
+        kv_used: Permille(0),
+        prefill_busy: Permille(0),
+        decode_busy: Permille(0),
+        prefill_ns_per_token: 1000,
+        decode_step_us: 100,
+        price_micros_per_kilotoken: 1,
+    };
     FleetView {
         sites: vec![SiteView {
             name: SiteName::new("paris").unwrap(),
             jurisdiction: 1,
         }],
-        instances: vec![InstanceView {
-            name: InstanceName::new("e1").unwrap(),
-            site: SiteIndex(0),
-            model: 0,
-            role: Role::Both,
-            ready: true,
-            prefill_queued_requests: 0,
-            prefill_queued_tokens: 0,
-            decode_running: 0,
-            decode_slots: 8,
-            kv_used: Permille(0),
-            prefill_busy: Permille(0),
-            decode_busy: Permille(0),
-            prefill_ns_per_token: 1000,
-            decode_step_us: 100,
-            price_micros_per_kilotoken: 1,
-        }],
+        instances: instances.iter().map(instance).collect(),
         links: BTreeMap::new(),
         offload_threshold: Tokens(4096),
         congestion_mark: Permille(700),
