@@ -5,6 +5,7 @@ use portolan_base::Moment;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod budget;
 mod soak;
 
 /// Room for everything these tests store.

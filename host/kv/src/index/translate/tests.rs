@@ -330,3 +330,57 @@ fn an_engine_with_more_names_than_the_budget_is_forgotten() {
     assert!(fed.source.refused().overflows > 0);
     assert!(!fed.source.is_complete());
 }
+
+#[test]
+fn blocks_in_a_circle_of_parents_are_never_indexed() {
+    let mut fed = Fed::new();
+    fed.tell(vec![
+        event(stored(Some(22), &[20], tokens(0..16), 16)),
+        event(stored(Some(20), &[21], tokens(0..16), 16)),
+        event(stored(Some(21), &[22], tokens(0..16), 16)),
+        event(stored(Some(31), &[30, 31], tokens(0..32), 16)),
+    ]);
+    assert_eq!(fed.index.blocks(), 0);
+    // What the circle waits for comes from elsewhere: then its blocks are a prompt like any other.
+    fed.tell(vec![event(stored(None, &[22], tokens(0..16), 16))]);
+    assert_eq!(fed.index.blocks(), 3);
+    assert_eq!(
+        fed.source.refused().malformed,
+        2,
+        "the one within itself is refused"
+    );
+}
+
+#[test]
+fn removals_again_and_of_what_nobody_stored_change_nothing() {
+    let mut fed = Fed::new();
+    fed.tell(vec![event(stored(None, &[10, 11], tokens(0..32), 16))]);
+    fed.tell(vec![
+        removed(&[99]),
+        removed(&[11]),
+        removed(&[11]),
+        removed(&[11, 98]),
+    ]);
+    assert_eq!(fed.held(&tokens(0..32)), 1);
+    assert_eq!(fed.source.refused().unknown_removals, 4);
+    fed.tell(vec![event(stored(Some(10), &[11], tokens(16..32), 16))]);
+    assert_eq!(fed.held(&tokens(0..32)), 2, "earlier removals are not owed");
+}
+
+#[test]
+fn a_replay_of_everything_changes_nothing() {
+    let mut fed = Fed::new();
+    let batches = [
+        vec![event(stored(None, &[10, 11], tokens(0..32), 16))],
+        vec![removed(&[11])],
+        vec![event(stored(Some(10), &[12], tokens(16..32), 16))],
+        vec![removed(&[12]), event(stored(Some(10), &[13], tokens(50..66), 16))],
+    ];
+    for _ in 0..3 {
+        for (sequence, events) in batches.iter().enumerate() {
+            fed.tell_as(5, sequence as u64, events.clone());
+        }
+    }
+    assert_eq!((fed.index.blocks(), fed.held(&tokens(0..32))), (2, 1));
+    assert_eq!((fed.source.refused().stale, fed.source.refused().resets), (8, 0));
+}
