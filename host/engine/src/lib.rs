@@ -11,6 +11,7 @@
 mod generate;
 mod instance;
 mod kernel;
+pub mod kv_events;
 mod load;
 mod network;
 mod sampling;

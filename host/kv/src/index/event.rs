@@ -37,7 +37,7 @@ pub struct Stored {
     pub parent: Option<EngineHash>,
     /// One for each block, in order.
     pub hashes: Vec<EngineHash>,
-    /// Their tokens. A group of recurrent states may name one block by all tokens since `parent`.
+    /// Their tokens; none where blocks are copied to another tier by name. A group of recurrent states may name one block by all tokens since `parent`.
     pub tokens: Vec<u32>,
     /// Tokens in each of the engine's blocks.
     pub block_tokens: u32,

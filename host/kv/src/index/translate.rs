@@ -3,11 +3,13 @@
 //! The engine names blocks by its own hashes, in its own block size. Here its tokens are hashed again, in index
 //! blocks, and its names are kept only to find parents and to know what a removal means.
 
+mod chain;
 mod names;
 
-use super::event::{Batch, CacheEvent, EngineHash, ExtraKey, Removed, Stored};
+use super::event::{Batch, CacheEvent, EngineHash, Removed, Stored};
 use super::holder::{Holder, MAX_GROUPS, Place};
 use super::source::{Arrival, SourceState};
+use chain::{salt, tokens_of_a_block, with_extra, with_lora};
 use names::{Kept, Names};
 use portolan_base::{BlockHash, Bytes, GroupKind, INDEX_BLOCK_TOKENS, Tier};
 use std::collections::{BTreeMap, VecDeque};
@@ -205,6 +207,10 @@ impl EngineSource {
 
     fn keep(&mut self, stored: &Stored, salts: &dyn Salts, tell: &mut dyn FnMut(Change<'_>)) -> Outcome {
         let blocks = stored.hashes.len() as u64;
+        if stored.tokens.is_empty() {
+            self.copied(stored, tell);
+            return Outcome::Done;
+        }
         let Some(block_tokens) = tokens_of_a_block(stored) else {
             self.refused.malformed += blocks;
             return Outcome::Done;
@@ -287,6 +293,41 @@ impl EngineSource {
         tell_stored(holder, before, &run, tell);
     }
 
+    /// Blocks copied to another tier may come by name alone: they are what the name means elsewhere. One whose original is
+    /// gone and was not named by its tokens since cannot be placed.
+    fn copied(&mut self, stored: &Stored, tell: &mut dyn FnMut(Change<'_>)) {
+        let holder = Holder {
+            place: self.place,
+            group: stored.group,
+            tier: stored.tier,
+        };
+        let mut before = stored.parent.and_then(|parent| self.parent(stored, parent));
+        for name in &stored.hashes {
+            let same_group = self
+                .groups
+                .iter()
+                .filter(|((number, _), _)| *number == stored.group.number);
+            let meaning = same_group
+                .filter_map(|(_, names)| names.meaning(*name))
+                .next()
+                .map(<[BlockHash]>::to_vec);
+            let Some(blocks) = meaning.filter(|_| stored.group.number < MAX_GROUPS) else {
+                self.refused.malformed += 1;
+                continue;
+            };
+            let key = (stored.group.number, stored.tier);
+            let names = self.groups.entry(key).or_insert_with(|| Names::new(blocks.len()));
+            if names.pieces() != blocks.len() {
+                self.refused.malformed += 1;
+            } else if names.keep(*name, &blocks) == Kept::Conflicts {
+                self.refused.conflicting += 1;
+            } else {
+                tell_stored(holder, before, &blocks, tell);
+            }
+            before = blocks.last().copied();
+        }
+    }
+
     fn parent(&self, stored: &Stored, parent: EngineHash) -> Option<BlockHash> {
         let own = self.groups.get(&(stored.group.number, stored.tier));
         let in_own = own.and_then(|names| names.last_piece(parent));
@@ -351,44 +392,6 @@ fn tell_stored(
 
 fn both_stored(a: &CacheEvent, b: &CacheEvent) -> bool {
     matches!((a, b), (CacheEvent::Stored(_), CacheEvent::Stored(_)))
-}
-
-/// Tokens that each of the event's blocks stands for; none when the event does not fit together.
-fn tokens_of_a_block(stored: &Stored) -> Option<usize> {
-    let (blocks, tokens) = (stored.hashes.len(), stored.tokens.len());
-    let block_tokens = usize::try_from(stored.block_tokens).ok()?;
-    let per_block = match stored.group.kind {
-        GroupKind::State if blocks == 1 => tokens,
-        _ => block_tokens,
-    };
-    let fits = blocks.checked_mul(per_block) == Some(tokens)
-        && (stored.extra.is_empty() || stored.extra.len() == blocks);
-    let cut = block_tokens > 0 && per_block > 0 && per_block.is_multiple_of(INDEX_BLOCK_TOKENS);
-    (fits && cut && stored.group.number < MAX_GROUPS).then_some(per_block)
-}
-
-fn salt(stored: &Stored) -> Option<&str> {
-    stored.extra.first()?.iter().find_map(|extra| match extra {
-        ExtraKey::Salt(salt) => Some(salt.as_str()),
-        _ => None,
-    })
-}
-
-/// An adapter changes every block's KV; in a chain it is enough to change the beginning.
-fn with_lora(root: BlockHash, stored: &Stored) -> BlockHash {
-    stored
-        .lora
-        .as_ref()
-        .map_or(root, |name| root.with_extra(name.as_bytes()))
-}
-
-fn with_extra(chain: BlockHash, extra: &ExtraKey) -> BlockHash {
-    match extra {
-        // In the root already.
-        ExtraKey::Salt(_) => chain,
-        ExtraKey::Media(id, at) => chain.with_extra(id.as_bytes()).with_extra(&at.to_le_bytes()),
-        ExtraKey::Other(bytes) => chain.with_extra(bytes),
-    }
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ fn a_hundred_changes_take_at_most_9_bytes_each() {
 }
 
 #[test]
-fn keys_of_jurisdictions_and_fleets_do_not_meet() {
+fn keys_of_receivers_and_fleets_do_not_meet() {
     let keys = [
         key(),
         SummaryKey::derive(&[3; 32], "us"),

@@ -54,10 +54,15 @@ impl Names {
             + self.free.capacity() * size_of::<BlockHash>()
     }
 
+    /// The index blocks that a name means.
+    pub(super) fn meaning(&self, name: EngineHash) -> Option<&[BlockHash]> {
+        let entry = self.entries.find(hash(name), |entry| entry.name == name)?;
+        Some(self.blocks(entry))
+    }
+
     /// The index block at which a named block ends.
     pub(super) fn last_piece(&self, name: EngineHash) -> Option<BlockHash> {
-        let entry = self.entries.find(hash(name), |entry| entry.name == name)?;
-        self.blocks(entry).last().copied()
+        self.meaning(name)?.last().copied()
     }
 
     /// Notes that `name` stands for `blocks`.

@@ -1,6 +1,7 @@
 //! Engine events in the orders and shapes seen in the field.
 
 use super::*;
+use crate::index::event::ExtraKey;
 use crate::index::{Group, PrefixIndex};
 
 const ROOM: Bytes = Bytes(16 << 20);
@@ -383,4 +384,28 @@ fn a_replay_of_everything_changes_nothing() {
     }
     assert_eq!((fed.index.blocks(), fed.held(&tokens(0..32))), (2, 1));
     assert_eq!((fed.source.refused().stale, fed.source.refused().resets), (8, 0));
+}
+
+#[test]
+fn blocks_copied_to_another_tier_by_name_alone_are_held_there() {
+    let mut fed = Fed::new();
+    let copy = |names: &[u64]| {
+        event(Stored {
+            tier: Tier::Host,
+            ..stored(None, names, Vec::new(), 0)
+        })
+    };
+    fed.tell(vec![
+        event(stored(None, &[10, 11], tokens(0..64), 32)),
+        copy(&[11, 10, 99]),
+        removed(&[10, 11]),
+    ]);
+    assert_eq!(fed.held(&tokens(0..64)), 4, "in the host's memory");
+    assert_eq!(fed.source.refused().malformed, 1, "nobody knows 99's tokens");
+    fed.tell(vec![CacheEvent::Removed(Removed {
+        hashes: vec![EngineHash(11)],
+        group: None,
+        tier: Tier::Host,
+    })]);
+    assert_eq!(fed.held(&tokens(0..64)), 2);
 }
