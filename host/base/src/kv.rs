@@ -17,6 +17,8 @@ pub enum KvDtype {
     F32,
     /// bfloat16, little endian.
     Bf16,
+    /// IEEE half precision, little endian.
+    F16,
 }
 
 impl KvDtype {
@@ -24,7 +26,27 @@ impl KvDtype {
     pub const fn size(self) -> u64 {
         match self {
             Self::F32 => 4,
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+/// How attention KV is made smaller at the cost of its last bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvQuant {
+    /// Eight-bit integers.
+    Int8,
+    /// Four-bit integers.
+    Int4,
+}
+
+impl KvQuant {
+    /// Its name in configurations, manifests and records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 }
