@@ -136,6 +136,14 @@ impl World {
         Self::run(config, folder)
     }
 
+    /// The same, with what `change` makes of the configuration.
+    pub fn start_changed(model: &Path, link: Link, change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config(model, link, folder.path(), "{}");
+        change(&mut config);
+        Self::run(config, folder)
+    }
+
     fn run(config: Config, folder: TempDir) -> Self {
         let runtime = Runtime::new().unwrap();
         let host = runtime

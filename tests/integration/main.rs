@@ -17,6 +17,7 @@ mod hot_swap;
 mod languages;
 mod policies_agree;
 mod policy_tools;
+mod quantised;
 mod residency;
 mod rollout;
 mod stopping;

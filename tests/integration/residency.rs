@@ -79,6 +79,7 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         held: 0,
         retention: Retention::Keep,
         draw: Default::default(),
+        fidelity: Default::default(),
     };
     let clock = portolan::system::SystemClock::start();
     let virginia = SiteName::new("virginia").unwrap();

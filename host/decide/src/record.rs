@@ -1,5 +1,6 @@
 //! The path record: everything that happened to one request, for people and for replay.
 
+use portolan_base::kv::KvQuant;
 use portolan_base::{RequestId, TenantName};
 use portolan_policy::{CostRow, PolicySource, QuestionKind, RequestRow, RouteRow};
 use serde::{Deserialize, Serialize};
@@ -134,6 +135,10 @@ pub struct KvRecord {
     pub computed_tokens: u32,
     /// Chunks that arrived damaged or were lost, and were sent again.
     pub chunks_resent: u32,
+    /// How the KV was quantised on its way between sites. Where this is, the answer is not promised to equal a single
+    /// site's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantised: Option<KvQuant>,
 }
 
 /// Everything that happened to one request.

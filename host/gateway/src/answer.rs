@@ -2,6 +2,7 @@
 
 use crate::error::RequestError;
 use portolan_base::RequestId;
+use portolan_base::kv::KvQuant;
 use portolan_ports::{CancelOnDrop, FinishReason};
 use tokio::sync::mpsc;
 
@@ -14,6 +15,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Prompt tokens whose KV was reused.
     pub cached_tokens: u32,
+    /// How the prompt's KV was quantised on its way here.
+    pub kv_quantised: Option<KvQuant>,
 }
 
 /// What comes out of the stages, in order. Exactly one of the last two ends it.

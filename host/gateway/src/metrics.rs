@@ -40,6 +40,7 @@ pub struct Metrics {
     cached_tokens: Family<Work, Counter>,
     kv_bytes: Family<Work, Counter>,
     chunks_resent: Counter,
+    kv_quantised: Family<Work, Counter>,
     policy_calls: Family<Policy, Counter>,
     policy_time: Histograms<labels::Question>,
     shadows: Family<Shadow, Counter>,
@@ -95,6 +96,12 @@ impl Metrics {
                 "kv_chunks_resent",
                 "Chunks of KV that failed their checksum or were lost, and were sent again",
                 Counter::default(),
+            ),
+            kv_quantised: register(
+                r,
+                "kv_quantised_requests",
+                "Requests whose KV was quantised on its way between sites",
+                Family::default(),
             ),
             policy_calls: register(
                 r,
@@ -160,6 +167,9 @@ impl Metrics {
             .inc_by(u64::from(record.kv.cached_tokens));
         self.kv_bytes.get_or_create(&work).inc_by(record.kv.bytes_moved);
         self.chunks_resent.inc_by(u64::from(record.kv.chunks_resent));
+        if record.kv.quantised.is_some() {
+            self.kv_quantised.get_or_create(&work).inc();
+        }
         for call in &record.policies {
             self.policy_calls.get_or_create(&Policy::of(call)).inc();
             let question = labels::Question {

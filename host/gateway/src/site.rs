@@ -10,10 +10,10 @@ use crate::policies::PolicyDesk;
 use crate::records::RecordLog;
 use crate::rollout;
 use crate::stage;
-use portolan_base::{Clock, InstanceName, ModelName, Random, SiteName};
+use portolan_base::{Clock, InstanceName, ModelName, Random, SiteName, TenantName};
 use portolan_decide::SiteIndex;
-use portolan_ports::{Engine, EngineDescription, Fleet, PolicyStore, TextModel, Transport};
-use std::collections::BTreeMap;
+use portolan_ports::{Engine, EngineDescription, Fidelity, Fleet, PolicyStore, TextModel, Transport};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,6 +90,28 @@ pub struct SiteParts {
     pub secret: [u8; 32],
     /// Limits.
     pub limits: Limits,
+    /// Whose KV never comes quantised.
+    pub exact: ExactKv,
+}
+
+/// Whose KV never comes quantised, whatever a link is configured for.
+#[derive(Clone, Debug, Default)]
+pub struct ExactKv {
+    /// Tenants, by name.
+    pub tenants: BTreeSet<TenantName>,
+    /// User classes, by name.
+    pub user_classes: BTreeSet<String>,
+}
+
+impl ExactKv {
+    /// How true the KV of a request of this tenant and class has to be.
+    pub fn fidelity(&self, tenant: &TenantName, user_class: &str) -> Fidelity {
+        if self.tenants.contains(tenant) || self.user_classes.contains(user_class) {
+            Fidelity::Exact
+        } else {
+            Fidelity::Quantised
+        }
+    }
 }
 
 /// One site's gateway.

@@ -103,7 +103,10 @@ impl PieceShape {
         let plain = self.plain_len()?;
         let head: usize = [Side::Keys, Side::Values]
             .into_iter()
-            .flat_map(|side| self.tiles(quant).map(move |tokens| self.tile_len(quant, side, tokens)))
+            .flat_map(|side| {
+                self.tiles(quant)
+                    .map(move |tokens| self.tile_len(quant, side, tokens))
+            })
             .sum();
         let coded = self.heads.checked_mul(head)?;
         (coded < plain).then_some(coded)
@@ -183,8 +186,20 @@ fn read(dtype: KvDtype, bytes: &[u8], values: &mut Vec<f32>) {
     values.clear();
     match dtype {
         KvDtype::F32 => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-        KvDtype::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-        KvDtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        KvDtype::Bf16 => values.extend(
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| bf16::from_le_bytes(*b).to_f32()),
+        ),
+        KvDtype::F16 => values.extend(
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| f16::from_le_bytes(*b).to_f32()),
+        ),
     }
 }
 

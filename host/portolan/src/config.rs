@@ -1,8 +1,10 @@
 //! The configuration file: one YAML document, checked before any port is bound.
 
+mod compression;
 mod quotas;
 mod trust;
 
+pub use compression::LinkCompression;
 pub use quotas::{QuotaConfig, RuntimeQuotas};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
@@ -43,6 +45,9 @@ pub struct Config {
     #[serde(default)]
     pub tenants: Vec<TenantConfig>,
 }
+    /// User classes whose KV never crosses quantised.
+    #[serde(default)]
+    pub exact_kv_classes: Vec<String>,
 
 /// A model.
 #[derive(Clone, Debug, Deserialize)]
@@ -143,6 +148,9 @@ pub struct LinkConfig {
     #[serde(default)]
     pub paths: Vec<PathConfig>,
     /// Makes the real sockets behave like a wide-area link, for demos and drills.
+    /// How KV is made smaller on it.
+    #[serde(default)]
+    pub compression: LinkCompression,
     #[serde(default)]
     pub simulate: Option<SimulatedWan>,
 }
@@ -193,6 +201,9 @@ pub struct TenantConfig {
     #[serde(default)]
     pub quotas: QuotaConfig,
 }
+    /// Whether its KV never crosses quantised.
+    #[serde(default)]
+    pub exact_kv: bool,
 
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
@@ -382,6 +393,7 @@ impl Config {
                     "no site lies in {:?}; known are: {}",
                     tenant.jurisdiction,
                     names.jurisdictions.join(", ")
+        self.check_exact_classes()?;
                 );
                 return Err(ConfigError::value(key("jurisdiction"), problem));
             }
@@ -416,6 +428,7 @@ impl LinkConfig {
         if paths.is_empty() {
             paths.push(address.into());
         }
+            compression: Some(self.compression.into()),
         PeerLink {
             paths,
             capacity: Some(megabits(self.capacity_mbps)),
@@ -434,6 +447,7 @@ impl InstanceConfig {
     pub fn pool(&self) -> Bytes {
         Bytes(self.kv_pool_mib << 20)
     }
+            quantised: self.compression.quant(),
 }
 
 fn site_spec(site: &SiteConfig) -> SiteSpec {

@@ -82,6 +82,7 @@ impl Host {
             random,
             secrets,
         };
+            exact: config.exact_kv(),
         let mut sites = Vec::new();
         for site in &config.sites {
             sites.push(RunningSite::prepare(site, &shared).await?);

@@ -56,8 +56,8 @@ pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};
 pub use text_fake::{FAKE_END, FAKE_VOCABULARY, FakeText};
 pub use transport::{
-    Evidence, KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport, QuarantinedSet,
-    TransferError, Transport,
+    Evidence, Fidelity, KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport,
+    QuarantinedSet, TransferError, Transport,
 };
 pub use transport_fake::NoLinks;
 pub use uploads::{UploadTurn, UploadWindow};

@@ -5,7 +5,7 @@
 
 use crate::{KvPiece, PrefillReport};
 use async_trait::async_trait;
-use portolan_base::kv::KvManifest;
+use portolan_base::kv::{KvManifest, KvQuant};
 use portolan_base::{
     BitsPerSecond, Bytes, InstanceName, ModelName, Permille, RequestId, SiteName, TenantName, TransferId,
 };
@@ -40,6 +40,19 @@ pub struct KvOrder {
     pub retention: crate::Retention,
     /// The request's draw: the holder asks the same versions that decided.
     pub draw: portolan_decide::Draw,
+    /// Whether the KV may come quantised. Not sent: the transport tells the holder what it takes for this order.
+    #[serde(skip)]
+    pub fidelity: Fidelity,
+}
+
+/// How true the KV of an order has to be to what was computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fidelity {
+    /// Byte for byte.
+    #[default]
+    Exact,
+    /// Quantised, where the link is configured for it.
+    Quantised,
 }
 
 /// Why KV did not arrive.
@@ -117,10 +130,12 @@ pub enum PullEvent {
 pub struct PullReport {
     /// What the prefill at the other site did.
     pub prefill: PrefillReport,
-    /// Payload bytes received, resends not counted.
+    /// Payload bytes received, resends not counted; of quantised pieces, as they crossed.
     pub bytes: Bytes,
     /// Chunks that were asked for again.
     pub chunks_resent: u32,
+    /// How attention KV was quantised on its way; none: what came is what was computed.
+    pub quantised: Option<KvQuant>,
 }
 
 /// An order under way. Dropping it cancels the work at the other site.

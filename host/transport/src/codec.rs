@@ -1,11 +1,18 @@
-//! Lossless compression of chunks, where it saves time on this link.
+//! How KV is made smaller for a link.
 //!
-//! The receiver says in its order which codings it reads; the manifest says which one the transfer uses; each chunk
-//! says whether it was worth coding. Whether a coding pays is measured: now and then a chunk is coded for trial, and
-//! chunks are coded as long as coding and sending less is quicker than sending all.
+//! The receiver says in its order which codings it reads; the manifest says which one the transfer uses.
+//!
+//! *Lossless* codings work on chunks, and each chunk says whether it was worth coding. Whether a coding pays is
+//! measured: now and then a chunk is coded for trial, and chunks are coded as long as coding and sending less is
+//! quicker than sending all.
+//!
+//! *Quantisation* ([`portolan_kv::quant`]) works on pieces of attention KV before they are cut into chunks, so what is
+//! sent, checked, acknowledged and counted is the quantised piece. It changes values: it is used only where holder and
+//! receiver are both configured for it, and for no order that has to be exact.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use portolan_base::kv::KvQuant;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -20,15 +27,33 @@ pub enum Coding {
     Lz4,
     /// Zstandard.
     Zstd,
-    /// Eight-bit integers: changes values, so only whoever quantises them at the source may name it.
+    /// Attention KV in eight-bit integers.
     Int8,
-    /// Four-bit integers, likewise.
+    /// Attention KV in four-bit integers.
     Int4,
 }
 
 impl Coding {
-    /// Codings this crate can read.
+    /// Codings that every receiver reads.
     pub(crate) const READ: [Self; 2] = [Self::Lz4, Self::Zstd];
+
+    /// What it does to values, if anything.
+    pub const fn quant(self) -> Option<KvQuant> {
+        match self {
+            Self::Plain | Self::Lz4 | Self::Zstd => None,
+            Self::Int8 => Some(KvQuant::Int8),
+            Self::Int4 => Some(KvQuant::Int4),
+        }
+    }
+}
+
+impl From<KvQuant> for Coding {
+    fn from(quant: KvQuant) -> Self {
+        match quant {
+            KvQuant::Int8 => Self::Int8,
+            KvQuant::Int4 => Self::Int4,
+        }
+    }
 }
 
 /// When a site compresses what it sends.
@@ -39,7 +64,8 @@ pub enum Compression {
     /// Where a trial says that it saves time.
     #[default]
     WhenItPays,
-    /// Always, with one coding: for measurements.
+    /// Always, with one coding. One that changes values goes to receivers that ask for it; for others, and for orders
+    /// that have to be exact, it is as [`Compression::WhenItPays`].
     Always(Coding),
 }
 
@@ -98,6 +124,12 @@ pub(crate) struct Judge {
 impl Judge {
     /// The judge of a site with this setting, towards a receiver that reads `accepts`.
     pub(crate) fn new(setting: Compression, accepts: &[Coding]) -> Self {
+        let setting = match setting {
+            Compression::Always(coding) if coding.quant().is_some() && !accepts.contains(&coding) => {
+                Compression::WhenItPays
+            }
+            setting => setting,
+        };
         let (coding, always) = match setting {
             Compression::Off => (Coding::Plain, false),
             // LZ4 first: on a link where KV is sent at all, time to code counts for more than the last tenth of size.
@@ -128,7 +160,8 @@ impl Judge {
 
     /// Whether to code a chunk of so many bytes, on a link that delivers `rate` bytes a second.
     pub(crate) fn wants(&self, len: usize, rate: Option<u64>) -> bool {
-        if self.coding == Coding::Plain || len < TOO_SMALL {
+        // Quantised pieces are coded before they are chunks.
+        if self.coding == Coding::Plain || self.coding.quant().is_some() || len < TOO_SMALL {
             return false;
         }
         if self.always {
@@ -232,5 +265,29 @@ mod tests {
             Coding::Plain
         );
         assert!(Judge::new(Compression::Always(Coding::Zstd), &Coding::READ).wants(4 << 20, None));
+    }
+
+    #[test]
+    fn values_are_changed_only_when_told_to_and_for_a_receiver_that_asks_for_it() {
+        let all = [Coding::Lz4, Coding::Zstd, Coding::Int8, Coding::Int4];
+        let of = |setting, accepts: &[Coding]| Judge::new(setting, accepts).coding();
+        for setting in [
+            Compression::Off,
+            Compression::WhenItPays,
+            Compression::Always(Coding::Zstd),
+        ] {
+            assert_eq!(of(setting, &all).quant(), None, "{setting:?}");
+        }
+        let int4 = Compression::Always(Coding::Int4);
+        assert_eq!(of(int4, &all), Coding::Int4);
+        assert_eq!(
+            of(int4, &[Coding::Lz4, Coding::Int8]),
+            Coding::Lz4,
+            "as on any other link"
+        );
+        assert!(
+            !Judge::new(int4, &all).wants(4 << 20, Some(10_000_000)),
+            "pieces, not chunks"
+        );
     }
 }

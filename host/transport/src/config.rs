@@ -1,6 +1,7 @@
 //! What a site's transport is told when it starts.
 
 use crate::codec::Compression;
+use portolan_base::kv::KvQuant;
 use portolan_base::{BitsPerSecond, Bytes, SiteName};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -102,6 +103,8 @@ pub struct PeerLink {
     pub rtt: Duration,
     /// TCP connections, when they are not to follow from capacity and round trip.
     pub lanes: Option<u16>,
+    /// How KV that need not be exact may come quantised, if at all.
+    pub quantised: Option<KvQuant>,
 }
 
 impl From<Vec<SocketAddr>> for PeerLink {
@@ -118,6 +121,8 @@ impl From<Vec<SocketAddr>> for PeerLink {
 pub struct Egress {
     /// Most of the link that KV may take; none: all of it.
     pub budget: Option<BitsPerSecond>,
+    /// How KV is made smaller; none: as [`TransportConfig::compression`] says.
+    pub compression: Option<Compression>,
 }
 
 /// How one site's transport behaves.

@@ -4,7 +4,7 @@ use crate::codec;
 use crate::frame::{ChunkHead, ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk};
 use crate::hello::{self, HelloError};
 use crate::probe::Watched;
-use crate::session::{Body, Carried, Outgoing, Session, SessionSink, SessionSpec};
+use crate::session::{Body, Carried, Outgoing, Packer, Session, SessionSink, SessionSpec};
 use crate::site::Shared;
 use crate::wire::{Accepted, FrameReader, Halves, Heard, LaneError, PeerProof, write};
 use bytes::Bytes;
@@ -344,7 +344,8 @@ async fn write_counted<W: AsyncWrite + Unpin>(
 /// Begins the work of an order, unless it was begun before.
 fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
     let transfer = body.transfer;
-    let judge = session.judge(shared.config.compression, &body.accepts);
+    let judge = session.judge(shared.compression_for(&session.peer), &body.accepts);
+    let packer = Packer::new(judge.coding());
     let Some(cancelled) = session.begin(transfer, body.priority, body.credit, judge) else {
         return;
     };
@@ -359,6 +360,7 @@ fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
         session: Arc::clone(session),
         transfer,
         cancelled,
+        packer,
     };
     let ending = Ending {
         session: Arc::clone(session),

@@ -3,9 +3,10 @@
 use crate::codec::Coding;
 use crate::frame::{Announcement, ChunkHead, ChunkMeta, Outcome, Totals};
 use crate::memory::Ledger;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use portolan_base::Bytes as ByteCount;
-use portolan_base::kv::{KvManifest, LayerKv, PieceId};
+use portolan_base::kv::{KvManifest, KvQuant, LayerKv, PieceId};
+use portolan_kv::quant::PieceShape;
 use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError};
 use std::collections::HashMap;
 use tokio::sync::mpsc;
@@ -16,7 +17,36 @@ use tokio_util::sync::DropGuard;
 const PIECES_MAX: usize = 1 << 20;
 
 /// Where events of a transfer go.
-pub(crate) type Events = mpsc::UnboundedSender<Result<PullEvent, TransferError>>;
+pub(crate) type Events = mpsc::UnboundedSender<Result<Arrived, TransferError>>;
+
+/// What a transfer brought, as it crossed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Arrived {
+    /// As its consumer gets it.
+    Event(PullEvent),
+    /// A piece that has to be made whole first.
+    Quantised(QuantisedPiece),
+}
+
+impl Arrived {
+    /// Bytes of the piece, if it is one.
+    pub(crate) fn wire_len(&self) -> u64 {
+        match self {
+            Self::Event(PullEvent::Piece(piece)) => piece.bytes.len() as u64,
+            Self::Event(_) => 0,
+            Self::Quantised(piece) => piece.bytes.len() as u64,
+        }
+    }
+}
+
+/// A verified piece of attention KV in few bits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct QuantisedPiece {
+    pub(crate) id: PieceId,
+    pub(crate) bytes: Bytes,
+    pub(crate) shape: PieceShape,
+    pub(crate) quant: KvQuant,
+}
 
 /// How the holder broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,8 +113,12 @@ pub(crate) struct Inbound {
     coding: Coding,
     /// Bytes of pieces that may still begin, and that have begun.
     budget: u64,
+    /// What the receiver takes beside the lossless codings.
+    lossy: Option<KvQuant>,
     begun: u64,
     largest: u64,
+    /// Set by the first piece that came quantised.
+    quantised: Option<KvQuant>,
     digest: u64,
     pieces: HashMap<PieceId, Piece>,
     /// Number of each piece's first chunk.
@@ -113,7 +147,9 @@ impl Inbound {
             begun: 0,
             largest: 0,
             digest: 0,
+            lossy: None,
             order,
+            quantised: None,
             priority,
             number,
             events,
@@ -135,6 +171,18 @@ impl Inbound {
         self.manifest.is_some()
     }
 
+    /// Takes KV that is quantised like this, too.
+    pub(crate) fn accepting(mut self, lossy: Option<KvQuant>) -> Self {
+        self.lossy = lossy;
+        self
+    }
+
+    /// The codings that the holder may choose from.
+    pub(crate) fn accepts(&self) -> Vec<Coding> {
+        let lossy = self.lossy.map(Coding::from);
+        Coding::READ.into_iter().chain(lossy).collect()
+    }
+
     /// Ends the transfer for its consumer.
     pub(crate) fn fail(self, error: TransferError) {
         let _ = self.events.send(Err(error));
@@ -142,7 +190,7 @@ impl Inbound {
 
     fn emit(&self, event: PullEvent) {
         // When nobody listens, the watcher cancels.
-        let _ = self.events.send(Ok(event));
+        let _ = self.events.send(Ok(Arrived::Event(event)));
     }
 
     /// Takes the manifest; yields a new total of grants when there is one to tell.
@@ -153,7 +201,7 @@ impl Inbound {
             Some(_) => return Err(Breach::SecondManifest),
             None => {}
         }
-        if coding != Coding::Plain && !Coding::READ.contains(&coding) {
+        if coding != Coding::Plain && !self.accepts().contains(&coding) {
             return Err(Breach::ForeignCoding);
         }
         let order = &self.order;
@@ -239,11 +287,12 @@ impl Inbound {
             None => false,
         };
         let expected = manifest.layout.piece_bytes(head.piece.layer, head.piece.len());
-        if !within || tokens.end > manifest.tokens || expected != Some(ByteCount(head.piece_len)) {
+        let sound = expected == Some(ByteCount(head.piece_len)) || self.quantised_shape(head).is_some();
+        if !within || tokens.end > manifest.tokens || !sound {
             return Err(Breach::ForeignPiece);
         }
         let chunk = u64::from(chunk);
-        if meta.coded && self.coding == Coding::Plain {
+        if meta.coded && !Coding::READ.contains(&self.coding) {
             return Err(Breach::ForeignCoding);
         }
         let rest = head
@@ -266,6 +315,14 @@ impl Inbound {
         };
         let index = usize::try_from(meta.head.offset / u64::from(chunk)).map_err(|_| Breach::ForeignChunk)?;
         let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
+    /// The shape and coding of a piece that comes quantised. Its size tells: a quantised piece is always smaller.
+    fn quantised_shape(&self, head: &ChunkHead) -> Option<(PieceShape, KvQuant)> {
+        let quant = self.coding.quant()?;
+        let shape = PieceShape::of(&self.manifest.as_ref()?.layout, &head.piece)?;
+        let len = u64::try_from(shape.coded_len(quant)?).ok()?;
+        (len == head.piece_len).then_some((shape, quant))
+    }
+
         if matches!(slot, Slot::Filled(_)) {
             return Ok(());
         }
@@ -280,10 +337,7 @@ impl Inbound {
         self.pieces.insert(meta.head.piece.clone(), Piece::Complete);
         self.complete += 1;
         self.bytes += meta.head.piece_len;
-        self.emit(PullEvent::Piece(KvPiece {
-            id: meta.head.piece.clone(),
-            bytes: join(slots).freeze(),
-        }));
+        self.emit_piece(&meta.head, join(slots).freeze());
         Ok(())
     }
 
@@ -294,6 +348,22 @@ impl Inbound {
             if let Some(slot @ Slot::Taken) = slots.get_mut(index) {
                 *slot = Slot::Free(buffer);
             }
+    fn emit_piece(&mut self, head: &ChunkHead, bytes: Bytes) {
+        let id = head.piece.clone();
+        let Some((shape, quant)) = self.quantised_shape(head) else {
+            return self.emit(PullEvent::Piece(KvPiece { id, bytes }));
+        };
+        self.quantised = Some(quant);
+        let piece = QuantisedPiece {
+            id,
+            bytes,
+            shape,
+            quant,
+        };
+        // When nobody listens, the watcher cancels.
+        let _ = self.events.send(Ok(Arrived::Quantised(piece)));
+    }
+
         }
         let count = self.damaged.entry(meta.head.no).or_default();
         *count += 1;
@@ -342,6 +412,7 @@ impl Inbound {
 
 /// Bytes of the chunk at this head's offset.
 fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
+            quantised: self.quantised,
     let rest = head.piece_len.saturating_sub(head.offset);
     usize::try_from(rest.min(u64::from(chunk))).unwrap_or(0)
 }

@@ -54,6 +54,11 @@
 //! their class. A piece is begun only into room that the receiver has. The holder keeps a chunk until it is
 //! acknowledged, which the receiver does after it has verified it.
 //!
+//! **Quantised pieces.** When the manifest names `int8` or `int4`, a piece of an attention layer may come quantised
+//! ([`portolan_kv::quant`]): its length says so, since a quantised piece is smaller than a plain one. Chunks, checksums,
+//! acknowledgements, grants and totals are then those of the quantised piece, and the receiver makes values of it when
+//! it is whole. No chunk is coded besides. A manifest that names a coding which the order did not is a breach.
+//!
 //! **What breaks, and what then.**
 //!
 //! | damage | consequence |

@@ -10,8 +10,9 @@ use crate::paths::Paths;
 use crate::quarantine::{Damage, Quarantine};
 use bytes::BytesMut;
 use parking_lot::Mutex;
+use portolan_base::kv::KvQuant;
 use portolan_base::{Bytes, SiteName, TransferId};
-use portolan_ports::{KvOrder, TransferError};
+use portolan_ports::{Fidelity, KvOrder, TransferError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -67,6 +68,7 @@ pub(crate) struct Link {
     pub(crate) begun: Notify,
     /// Wakes lanes that wait to dial again.
     pub(crate) kick: Notify,
+    quantised: Option<KvQuant>,
     max_resend: u32,
     deadline: Duration,
     window: Bytes,
@@ -85,6 +87,8 @@ pub(crate) struct LinkSpec {
     pub(crate) session: u128,
     pub(crate) lanes: usize,
     pub(crate) chunk: u32,
+    /// How KV that need not be exact may come quantised.
+    pub(crate) quantised: Option<KvQuant>,
     pub(crate) max_resend: u32,
     pub(crate) deadline: Duration,
     pub(crate) window: Bytes,
@@ -106,6 +110,7 @@ impl Link {
             wake: Notify::new(),
             kick: Notify::new(),
             begun: Notify::new(),
+            quantised: spec.quantised,
             max_resend: spec.max_resend,
             deadline: spec.deadline,
             window: spec.window,
@@ -271,7 +276,8 @@ impl Link {
         let mut state = self.state.lock();
         let Some(number) = state.number else { return false };
         let ledger = Ledger::open(&self.memory, self.window);
-        let transfer = Inbound::new(order, priority, number, ledger, to);
+        let lossy = self.quantised.filter(|_| order.fidelity == Fidelity::Quantised);
+        let transfer = Inbound::new(order, priority, number, ledger, to).accepting(lossy);
         let frame = order_frame(id, &transfer);
         state.transfers.insert(id, transfer);
         state.outbox.push_back(frame);
@@ -543,7 +549,7 @@ fn order_frame(id: TransferId, transfer: &Inbound) -> Frame {
         transfer: id,
         priority,
         credit: transfer.ledger.granted(),
-        accepts: Coding::READ.to_vec(),
+        accepts: transfer.accepts(),
         order,
     }))
 }

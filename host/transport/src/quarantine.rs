@@ -173,6 +173,7 @@ mod tests {
             held: 0,
             retention: portolan_ports::Retention::Keep,
             draw: Default::default(),
+            fidelity: Default::default(),
         }
     }
 

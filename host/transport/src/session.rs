@@ -13,12 +13,13 @@ use crate::pacer::Pacer;
 use crate::probe::Segments;
 use outbound::{Item, Outbound, Unacked, Urgency};
 use parking_lot::Mutex;
-use portolan_base::kv::KvManifest;
+use portolan_base::kv::{KvLayout, KvManifest, KvQuant};
 use portolan_base::{SiteName, TransferId};
+use portolan_kv::quant::PieceShape;
 use portolan_ports::{KvPiece, PieceSink, PrefillReport};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -72,7 +73,8 @@ pub(crate) struct Session {
     segments: AtomicU64,
     retransmitted: AtomicU64,
     delivery: Mutex<Delivery>,
-    judge: OnceLock<Arc<Judge>>,
+    /// One for each coding in use: an order that has to be exact crosses otherwise than its neighbour.
+    judges: Mutex<BTreeMap<Coding, Arc<Judge>>>,
     state: Mutex<State>,
 }
 
@@ -92,7 +94,7 @@ impl Session {
             segments: AtomicU64::new(0),
             retransmitted: AtomicU64::new(0),
             delivery: Mutex::new(Delivery::new()),
-            judge: OnceLock::new(),
+            judges: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -127,9 +129,11 @@ impl Session {
         [measured, self.pacer.rate()].into_iter().flatten().min()
     }
 
-    /// Who says whether chunks to this peer are compressed.
+    /// Who says how an order of this peer is made smaller.
     pub(crate) fn judge(&self, setting: Compression, accepts: &[Coding]) -> Arc<Judge> {
-        Arc::clone(self.judge.get_or_init(|| Arc::new(Judge::new(setting, accepts))))
+        let judge = Judge::new(setting, accepts);
+        let mut judges = self.judges.lock();
+        Arc::clone(judges.entry(judge.coding()).or_insert_with(|| Arc::new(judge)))
     }
 
     /// What goes back with a pong.
@@ -453,10 +457,46 @@ pub(crate) struct SessionSink {
     pub(crate) session: Arc<Session>,
     pub(crate) transfer: TransferId,
     pub(crate) cancelled: Arc<AtomicBool>,
+    pub(crate) packer: Packer,
+}
+
+/// Quantises pieces where the transfer says so: in the source's own task, so that neither lanes nor other transfers
+/// wait for it.
+pub(crate) struct Packer {
+    quant: Option<KvQuant>,
+    layout: Option<KvLayout>,
+}
+
+impl Packer {
+    pub(crate) fn new(coding: Coding) -> Self {
+        Self {
+            quant: coding.quant(),
+            layout: None,
+        }
+    }
+
+    fn pack(&self, piece: KvPiece) -> KvPiece {
+        let shape = self
+            .layout
+            .as_ref()
+            .and_then(|layout| PieceShape::of(layout, &piece.id));
+        let packed = self
+            .quant
+            .zip(shape)
+            .and_then(|(quant, shape)| shape.encode(quant, &piece.bytes));
+        match packed {
+            Some(bytes) => KvPiece {
+                bytes: bytes.into(),
+                ..piece
+            },
+            None => piece,
+        }
+    }
 }
 
 impl PieceSink for SessionSink {
     fn manifest(&mut self, manifest: KvManifest) {
+        self.packer.layout = self.packer.quant.map(|_| manifest.layout.clone());
         self.session.with(self.transfer, |transfer| {
             if transfer.manifest.is_none() {
                 transfer.manifest = Some(manifest);
@@ -473,7 +513,7 @@ impl PieceSink for SessionSink {
     }
 
     fn piece(&mut self, piece: KvPiece) {
-        self.session.piece(self.transfer, &piece);
+        self.session.piece(self.transfer, &self.packer.pack(piece));
     }
 
     fn is_cancelled(&self) -> bool {

@@ -1,8 +1,10 @@
 //! A site's transport: its listener, its links, and their end.
 
+use crate::codec::Compression;
 use crate::config::{Admission, Egress, PeerLink, Priority, TransportConfig};
 use crate::counters::Counters;
 use crate::hello::Identity;
+use crate::inbound::Arrived;
 use crate::link::{Link, LinkSpec};
 use crate::memory::Memory;
 use crate::pacer::Pacer;
@@ -16,7 +18,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use portolan_base::{Bytes, Random, SiteName, TransferId};
 use portolan_ports::{
-    KvOrder, KvSource, LinkReading, Pull, PullEvent, QuarantinedSet, TransferError, Transport,
+    KvOrder, KvPiece, KvSource, LinkReading, Pull, PullEvent, QuarantinedSet, TransferError, Transport,
 };
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -42,9 +44,26 @@ pub(crate) struct Shared {
     pub(crate) quarantine: Arc<Quarantine>,
     random: Arc<dyn Random>,
     links: Mutex<HashMap<SiteName, (Arc<Link>, CancellationToken)>>,
-    admitted: Mutex<HashMap<SiteName, Arc<Pacer>>>,
+    admitted: Mutex<HashMap<SiteName, Admitted>>,
     tasks: TaskTracker,
     ended: CancellationToken,
+}
+
+/// What a peer that may order here gets.
+#[derive(Clone)]
+struct Admitted {
+    /// One for all its sessions, so that a reconnecting peer gets no more.
+    pacer: Arc<Pacer>,
+    compression: Option<Compression>,
+}
+
+impl From<Egress> for Admitted {
+    fn from(egress: Egress) -> Self {
+        Self {
+            pacer: Arc::new(Pacer::new(egress.budget)),
+            compression: egress.compression,
+        }
+    }
 }
 
 impl Shared {
@@ -74,19 +93,24 @@ impl Shared {
         self.config.admission == Admission::AnyPeer || self.admitted.lock().contains_key(site)
     }
 
-    /// What paces the KV for a site: one for all its sessions, so that a reconnecting peer gets no more.
+    /// What paces the KV for a site.
     pub(crate) fn pacer_of(&self, site: &SiteName) -> Arc<Pacer> {
         let mut admitted = self.admitted.lock();
         match admitted.get(site) {
-            Some(pacer) => Arc::clone(pacer),
+            Some(known) => Arc::clone(&known.pacer),
             // Not kept: that would admit the site.
             None if self.config.admission == Admission::NamedPeers => Arc::new(Pacer::new(None)),
-            None => Arc::clone(
-                admitted
-                    .entry(site.clone())
-                    .or_insert_with(|| Arc::new(Pacer::new(None))),
-            ),
+            None => {
+                let usual = || Admitted::from(Egress::default());
+                Arc::clone(&admitted.entry(site.clone()).or_insert_with(usual).pacer)
+            }
         }
+    }
+
+    /// How KV for a site is made smaller.
+    pub(crate) fn compression_for(&self, site: &SiteName) -> Compression {
+        let own = self.admitted.lock().get(site).and_then(|known| known.compression);
+        own.unwrap_or(self.config.compression)
     }
 
     /// Where bytes to and from a site are counted; a site that is no peer of ours has counters of its own.
@@ -196,8 +220,7 @@ impl SiteTransport {
     /// Lets `site` order from this one, where only named peers may, and says what it gets. Sessions under way keep
     /// what they had.
     pub fn admit(&self, site: SiteName, egress: Egress) {
-        let pacer = Arc::new(Pacer::new(egress.budget));
-        self.shared.admitted.lock().insert(site, pacer);
+        self.shared.admitted.lock().insert(site, egress.into());
     }
 
     /// Adds a peer, or gives a known one new addresses; transfers under way with the old ones then end as
@@ -222,6 +245,7 @@ impl SiteTransport {
                 session: shared.draw_u128(),
                 lanes,
                 chunk,
+                quantised: way.quantised,
                 max_resend: shared.config.max_resend,
                 deadline: shared.config.deadline,
                 window: shared.config.window,
@@ -366,18 +390,34 @@ const FORWARD: usize = 4;
 async fn pass_on(
     link: &Link,
     transfer: TransferId,
-    mut arrived: mpsc::UnboundedReceiver<Result<PullEvent, TransferError>>,
+    mut arrived: mpsc::UnboundedReceiver<Result<Arrived, TransferError>>,
     forward: &mpsc::Sender<Result<PullEvent, TransferError>>,
 ) {
-    while let Some(event) = arrived.recv().await {
-        let taken = match &event {
-            Ok(PullEvent::Piece(piece)) => piece.bytes.len() as u64,
-            _ => 0,
-        };
-        if forward.send(event).await.is_err() {
+    while let Some(came) = arrived.recv().await {
+        let taken = came.as_ref().map_or(0, Arrived::wire_len);
+        let event = came.and_then(|came| unpack(link, came));
+        let broken = event.is_err();
+        if forward.send(event).await.is_err() || broken {
             return link.cancel(transfer);
         }
         link.consumed(transfer, taken);
+    }
+}
+
+/// Makes of a quantised piece what its consumer can use: here and not where it was read, so that no lane waits for it.
+fn unpack(link: &Link, came: Arrived) -> Result<PullEvent, TransferError> {
+    match came {
+        Arrived::Event(event) => Ok(event),
+        Arrived::Quantised(piece) => match piece.shape.decode(piece.quant, &piece.bytes) {
+            Ok(bytes) => Ok(PullEvent::Piece(KvPiece {
+                id: piece.id,
+                bytes: bytes.into(),
+            })),
+            Err(error) => Err(TransferError::Protocol {
+                peer: link.peer.clone(),
+                detail: error.to_string(),
+            }),
+        },
     }
 }
 

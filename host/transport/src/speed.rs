@@ -4,14 +4,15 @@ mod process;
 
 pub use process::{SpeedReport, compare, hold};
 
-use crate::{ClusterSecret, Compression, SiteIssuer, SiteTransport, TlsIdentity, TransportConfig};
+use crate::{ClusterSecret, Compression, PeerLink, SiteIssuer, SiteTransport, TlsIdentity, TransportConfig};
 use crate::{MutualTls, PlainTcp, Wiring};
 use async_trait::async_trait;
 use portolan_base::id::NameError;
-use portolan_base::kv::{KvDtype, KvLayout, KvManifest, LayerKv, PieceId};
+use portolan_base::kv::{KvDtype, KvLayout, KvManifest, KvQuant, LayerKv, PieceId};
 use portolan_base::{Bytes, InstanceName, ModelName, Random, RequestId, SiteName, TenantName};
+use portolan_kv::quant::PieceShape;
 use portolan_ports::{
-    KvOrder, KvPiece, KvSource, PieceSink, PrefillReport, PullEvent, TransferError, Transport,
+    Fidelity, KvOrder, KvPiece, KvSource, PieceSink, PrefillReport, PullEvent, TransferError, Transport,
 };
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -63,7 +64,7 @@ pub struct SpeedSample {
     pub took: Duration,
     /// From the order to the first whole layer.
     pub first_layer: Duration,
-    /// Bytes of the set.
+    /// Bytes of the set as it was computed and is used.
     pub bytes: Bytes,
     /// Every byte was compared with what the holder made.
     pub verified: bool,
@@ -136,6 +137,11 @@ impl KvSource for Nothing {
 impl SpeedPlan {
     fn tokens(&self) -> u32 {
         u32::try_from((self.size.0 / TOKEN / u64::from(LAYERS)).max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// How the KV is quantised, if that is what is measured.
+    fn quant(&self) -> Option<KvQuant> {
+        self.compression.and_then(crate::Coding::quant)
     }
 
     fn config(&self, site: SiteName) -> TransportConfig {
@@ -258,9 +264,11 @@ pub async fn measure(
         None => Arc::new(PlainTcp),
     };
     let mut config = plan.config(asker);
-    config
-        .peers
-        .insert(holder.clone(), vec![invitation.address].into());
+    let link = PeerLink {
+        quantised: plan.quant(),
+        ..vec![invitation.address].into()
+    };
+    config.peers.insert(holder.clone(), link);
     let transport = SiteTransport::bind_with(config, Arc::new(Nothing), Arc::clone(&random), wiring).await?;
     let mut samples = Vec::new();
     for run in 0..=plan.runs {
@@ -292,11 +300,14 @@ async fn one(
             PullEvent::Done(report) => {
                 // Comparing the bytes is not what is measured.
                 let (took, cpu) = (begun.elapsed(), cpu().saturating_sub(cpu_before));
-                let verified = pieces.len() == usize::from(LAYERS) && pieces.iter().all(is_right);
+                let right = |piece: &KvPiece| is_right(plan, piece);
+                let verified = pieces.len() == usize::from(LAYERS)
+                    && report.quantised == plan.quant()
+                    && pieces.iter().all(right);
                 return Ok(SpeedSample {
                     took,
                     first_layer: first_layer.unwrap_or(took),
-                    bytes: report.bytes,
+                    bytes: pieces.iter().map(|piece| Bytes(piece.bytes.len() as u64)).sum(),
                     verified,
                     cpu,
                 });
@@ -306,8 +317,23 @@ async fn one(
     Err(SpeedError::Early)
 }
 
-fn is_right(piece: &KvPiece) -> bool {
-    layer_bytes(piece.id.layer, piece.bytes.len()) == piece.bytes
+/// Whether a piece is what the holder made, or what quantising makes of that.
+fn is_right(plan: &SpeedPlan, piece: &KvPiece) -> bool {
+    let made = layer_bytes(piece.id.layer, piece.bytes.len());
+    let Some(quant) = plan.quant() else {
+        return made == piece.bytes;
+    };
+    let shape = layout()
+        .ok()
+        .and_then(|layout| PieceShape::of(&layout, &piece.id));
+    shape.is_some_and(|shape| {
+        let coded = shape.encode(quant, &made);
+        coded.is_some_and(|coded| {
+            shape
+                .decode(quant, &coded)
+                .is_ok_and(|bytes| bytes == piece.bytes)
+        })
+    })
 }
 
 fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
@@ -324,4 +350,5 @@ fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
     })
+        fidelity: plan.quant().map_or(Fidelity::Exact, |_| Fidelity::Quantised),
 }

@@ -2,6 +2,7 @@
 
 use crate::answer::Usage;
 use crate::stage::accept::{Endpoint, Order};
+use portolan_base::kv::KvQuant;
 use portolan_ports::FinishReason;
 use serde::Serialize;
 use serde_json::Value;
@@ -110,6 +111,9 @@ pub(super) struct UsageBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct PromptDetails {
     cached_tokens: u32,
+    /// Ours: such an answer is not promised to equal a single site's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_quantised: Option<KvQuant>,
 }
 
 /// Adds up the counts of an order's answers. The answers to one prompt share it: it counts once.
@@ -121,6 +125,8 @@ pub(super) fn total(usages: &[Usage], choices: u32) -> UsageBody {
             sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
             sum.cached_tokens = sum.cached_tokens.saturating_add(usage.cached_tokens);
         }
+        // The coarsest of all: four bits order after eight.
+        sum.kv_quantised = sum.kv_quantised.max(usage.kv_quantised);
     }
     UsageBody {
         prompt_tokens: sum.prompt_tokens,
@@ -128,6 +134,7 @@ pub(super) fn total(usages: &[Usage], choices: u32) -> UsageBody {
         completion_tokens: sum.completion_tokens,
         prompt_tokens_details: PromptDetails {
             cached_tokens: sum.cached_tokens,
+            kv_quantised: sum.kv_quantised,
         },
     }
 }

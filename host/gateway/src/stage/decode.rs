@@ -3,7 +3,7 @@
 use super::journey::{Fault, Journey, Leg};
 use crate::answer::{AnswerEvent, Usage};
 use crate::error::RequestError;
-use portolan_ports::{DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, TextStream};
+use portolan_ports::{DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, Retention, TextStream};
 use tokio::sync::oneshot;
 
 impl Journey {
@@ -75,7 +75,11 @@ impl Journey {
             sampling: self.request.sampling,
             max_tokens: self.request.max_tokens,
             stop_ids,
-            retention: leg.keep_here,
+            // What was quantised is good for this answer, and never for one that has to be exact.
+            retention: match self.record.kv.quantised {
+                Some(_) => Retention::Drop,
+                None => leg.keep_here,
+            },
             logits: false,
             cancel: self.cancel.clone(),
         }
@@ -98,6 +102,7 @@ impl Journey {
             prompt_tokens: self.record.prompt_tokens,
             completion_tokens: self.record.completion_tokens,
             cached_tokens: self.record.kv.cached_tokens,
+            kv_quantised: self.record.kv.quantised,
         };
         drop(self.events.send(AnswerEvent::Finished { text, reason, usage }));
         Ok(())

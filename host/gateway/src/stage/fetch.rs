@@ -8,6 +8,8 @@ impl Journey {
     /// by that site's prefill (its own cache answers there).
     pub(super) fn fetch(&mut self, leg: &Leg) -> HeldPrefix {
         let begun = self.enter("fetch");
+        // What a route before this one brought is not what this one decodes from.
+        self.record.kv.quantised = None;
         let held = leg.decoder.held(&self.key, &self.prefill_tokens());
         self.note_stage("fetch", begun);
         held

@@ -64,6 +64,7 @@ impl Journey {
             .outcome(leg.route.prefill, InstanceOutcome::Served);
         self.record.kv.bytes_moved += report.bytes.0;
         self.record.kv.chunks_resent += report.chunks_resent;
+        self.record.kv.quantised = report.quantised;
         self.record.kv.cached_tokens = report.prefill.cached.max(held.tokens);
         self.record.kv.computed_tokens += report.prefill.computed;
         pieces.extend(held.pieces);
@@ -91,6 +92,11 @@ impl Journey {
             held,
             retention: leg.keep_there,
             draw: self.policies.draw,
+            fidelity: self
+                .site
+                .parts
+                .exact
+                .fidelity(&self.request.tenant.name, &self.request.tenant.user_class),
         })
     }
 }

@@ -140,7 +140,9 @@ fn a_group_of_one_value_and_zeros_come_back_exactly() {
     for value in [0.0, -0.0, 1.5, -0.375, 65504.0, -65504.0] {
         let plain = bytes(KvDtype::F32, &[value; 2 * 64 * 64]);
         for quant in BOTH {
-            let back = shape.decode(quant, &shape.encode(quant, &plain).unwrap()).unwrap();
+            let back = shape
+                .decode(quant, &shape.encode(quant, &plain).unwrap())
+                .unwrap();
             assert!(floats(KvDtype::F32, &back).iter().all(|v| *v == value), "{value}");
         }
     }
@@ -154,7 +156,11 @@ fn a_piece_with_what_is_no_number_or_too_large_stays_as_it_is() {
             let mut values = vec![0.5; 2 * 40 * 32];
             values[place] = odd;
             for quant in BOTH {
-                assert_eq!(shape.encode(quant, &bytes(KvDtype::F32, &values)), None, "{odd} at {place}");
+                assert_eq!(
+                    shape.encode(quant, &bytes(KvDtype::F32, &values)),
+                    None,
+                    "{odd} at {place}"
+                );
             }
         }
     }
@@ -166,9 +172,15 @@ fn the_sizes_are_those_of_the_table_and_always_smaller_than_plain() {
     let heads = 3;
     let block = shape(KvDtype::F32, heads, 64, 64);
     // Keys: 64 channels, one tile; values: 64 tokens, one part each.
-    assert_eq!(block.coded_len(KvQuant::Int8), Some(heads * 2 * (64 * 4 + 64 * 64)));
+    assert_eq!(
+        block.coded_len(KvQuant::Int8),
+        Some(heads * 2 * (64 * 4 + 64 * 64))
+    );
     // Two tiles of 32 tokens; two parts of 32 channels.
-    assert_eq!(block.coded_len(KvQuant::Int4), Some(heads * 2 * (2 * 64 * 4 + 64 * 32)));
+    assert_eq!(
+        block.coded_len(KvQuant::Int4),
+        Some(heads * 2 * (2 * 64 * 4 + 64 * 32))
+    );
     assert_eq!(block.plain_len(), Some(heads * 2 * 64 * 64 * 4));
     for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::F16] {
         for (tokens, head_dim) in [(1, 1), (1, 128), (2, 3), (5, 64), (64, 128), (65, 80)] {
@@ -178,7 +190,11 @@ fn the_sizes_are_those_of_the_table_and_always_smaller_than_plain() {
             }
         }
     }
-    assert_eq!(shape(KvDtype::Bf16, 8, 1, 128).coded_len(KvQuant::Int8), None, "one token");
+    assert_eq!(
+        shape(KvDtype::Bf16, 8, 1, 128).coded_len(KvQuant::Int8),
+        None,
+        "one token"
+    );
 }
 
 #[test]
@@ -222,11 +238,16 @@ fn a_loud_channel_of_keys_and_a_loud_token_of_values_cost_only_themselves() {
         values[(tokens + 7) * width + channel] = 900.0 + channel as f32;
     }
     let shape = shape(KvDtype::F32, 1, tokens, width);
-    let coded = shape.encode(KvQuant::Int4, &bytes(KvDtype::F32, &values)).unwrap();
+    let coded = shape
+        .encode(KvQuant::Int4, &bytes(KvDtype::F32, &values))
+        .unwrap();
     let back = floats(KvDtype::F32, &shape.decode(KvQuant::Int4, &coded).unwrap());
     for (i, (before, after)) in values.iter().zip(&back).enumerate() {
         let loud = *before >= 900.0;
         let bound = if loud { 1.2 } else { 0.5 / 15.0 + 1e-3 };
-        assert!((before - after).abs() <= bound, "{before} came back as {after} at {i}");
+        assert!(
+            (before - after).abs() <= bound,
+            "{before} came back as {after} at {i}"
+        );
     }
 }

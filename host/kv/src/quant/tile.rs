@@ -75,7 +75,9 @@ pub(super) fn encode(
     out: &mut Vec<u8>,
 ) -> Option<()> {
     // Bits without their sign order as magnitudes do, and whatever is no number lies above all of them.
-    let largest = values.iter().fold(0u32, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
+    let largest = values
+        .iter()
+        .fold(0u32, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
     if largest > f16::MAX.to_f32().to_bits() {
         return None;
     }
@@ -120,18 +122,16 @@ fn encode_by_channel(
     }
 }
 
-fn encode_by_token(
-    quant: KvQuant,
-    width: usize,
-    values: &[f32],
-    (out, codes): (&mut Vec<u8>, &mut Vec<u8>),
-) {
+fn encode_by_token(quant: KvQuant, width: usize, values: &[f32], (out, codes): (&mut Vec<u8>, &mut Vec<u8>)) {
     for row in values.chunks_exact(width) {
         for part in row.chunks(group(quant)) {
             let (low, high) = bounds(part);
             let params = Params::of(low, high, quant, out);
             let inverse = params.inverse();
-            codes.extend(part.iter().map(|v| code((v - params.lowest) * inverse, top(quant))));
+            codes.extend(
+                part.iter()
+                    .map(|v| code((v - params.lowest) * inverse, top(quant))),
+            );
         }
     }
 }
@@ -146,7 +146,9 @@ pub(super) fn decode(
 ) -> Result<(), QuantError> {
     let (params, packed) = tile.split_at(tile.len() - code_bytes(quant, values.len()));
     let params = params.as_chunks::<PARAMS_BYTES>().0.iter();
-    let params = params.map(|bytes| Params::read(*bytes)).collect::<Result<Vec<_>, _>>()?;
+    let params = params
+        .map(|bytes| Params::read(*bytes))
+        .collect::<Result<Vec<_>, _>>()?;
     let unpacked;
     let codes = match quant {
         KvQuant::Int8 => packed,

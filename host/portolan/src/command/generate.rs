@@ -166,6 +166,7 @@ async fn prefill_elsewhere(
         held: 0,
         retention: portolan_ports::Retention::Keep,
         draw: portolan_decide::Draw::default(),
+        fidelity: Default::default(),
     };
     let arrival = receive(&here, &peer, order, &layout, &clock)
         .await

@@ -48,6 +48,12 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
         record.kv.computed_tokens,
         record.kv.chunks_resent
     ));
+    if let Some(quant) = record.kv.quantised {
+        out.push(format!(
+            "kv        quantised to {} on its way: the answer may differ from a single site's",
+            quant.as_str()
+        ));
+    }
     let placements = record
         .placements
         .iter()

@@ -5,6 +5,7 @@ use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteN
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
 use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
+use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
     Bus, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota, StoreError,
@@ -103,6 +104,7 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) random: Arc<dyn Random>,
     pub(super) secrets: Secrets,
+    pub(super) exact: ExactKv,
 }
 
 /// A loaded model with its version.

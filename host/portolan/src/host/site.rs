@@ -108,6 +108,7 @@ impl RunningSite {
             let site = Arc::clone(&gateway);
             let serve = async move {
                 let stopped = async move { stop.notified().await };
+            exact: shared.exact.clone(),
                 if let Err(error) = portolan_gateway::http::serve(site, listener, stopped).await {
                     tracing::error!(%error, "the gateway's listener broke");
                 }

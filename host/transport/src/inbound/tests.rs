@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 const CHUNK: u32 = 64;
 const TOKENS: u32 = 16;
 
-fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<PullEvent, TransferError>>) {
+fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<Arrived, TransferError>>) {
     let order = KvOrder {
         request: RequestId::from_client("r").unwrap(),
         tenant: TenantName::new("t").unwrap(),
@@ -23,6 +23,7 @@ fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<PullEvent, T
         held: 0,
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
+        fidelity: Default::default(),
     };
     let ledger = Ledger::open(&Memory::new(ByteCount(1 << 20)), ByteCount(window));
     let (events, arrived) = mpsc::unbounded_channel();
@@ -137,11 +138,71 @@ fn other_chunks_than_the_holder_sent_are_not_the_same_set() {
     }
     assert!(matches!(
         &kinds[..],
-        [PullEvent::Manifest(_), PullEvent::Piece(_), PullEvent::Done(_)]
+        [
+            Arrived::Event(PullEvent::Manifest(_)),
+            Arrived::Event(PullEvent::Piece(_)),
+            Arrived::Event(PullEvent::Done(_))
+        ]
     ));
 }
 
 proptest! {
+#[test]
+fn quantised_kv_is_taken_where_it_was_asked_for_and_known_by_its_size() {
+    let announced = |coding| Announcement {
+        coding,
+        ..announcement()
+    };
+    let (transfer, _events) = inbound(1000);
+    let mut transfer = transfer.accepting(Some(KvQuant::Int4));
+    assert_eq!(transfer.accepts(), [Coding::Lz4, Coding::Zstd, Coding::Int4]);
+    assert_eq!(
+        transfer.manifest(announced(Coding::Int8)),
+        Err(Breach::ForeignCoding),
+        "another one than was asked for"
+    );
+    transfer.manifest(announced(Coding::Int4)).unwrap();
+    let layout = announcement().manifest.layout;
+    let (piece, tokens) = (
+        PieceId {
+            layer: 0,
+            tokens: 0..8,
+        },
+        0..8,
+    );
+    let coded = PieceShape::of(&layout, &piece)
+        .unwrap()
+        .coded_len(KvQuant::Int4)
+        .unwrap() as u64;
+    let place = |transfer: &mut Inbound, no, tokens, len| {
+        transfer
+            .place(&meta(no, 0, tokens, 0, len), len as u32, CHUNK)
+            .map(drop)
+    };
+    assert_eq!(
+        place(&mut transfer, 0, tokens.clone(), coded + 1),
+        Err(Breach::ForeignPiece)
+    );
+    assert_eq!(place(&mut transfer, 0, tokens, coded), Ok(()));
+    assert_eq!(
+        place(&mut transfer, 1, 8..12, 64),
+        Ok(()),
+        "one that stayed plain"
+    );
+    let mut twice = meta(2, 0, 12..16, 0, 64);
+    twice.coded = true;
+    assert_eq!(
+        transfer.place(&twice, 10, CHUNK).unwrap_err(),
+        Breach::ForeignCoding
+    );
+    let state = |len| meta(3, 1, 16..16, 0, len);
+    assert_eq!(
+        transfer.place(&state(60), 60, CHUNK).unwrap_err(),
+        Breach::ForeignPiece,
+        "a state"
+    );
+}
+
     #[test]
     fn whatever_chunks_come_no_more_is_kept_than_was_announced(
         chunks in proptest::collection::vec(

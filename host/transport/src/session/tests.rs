@@ -39,6 +39,7 @@ fn transfer(session: &Arc<Session>, id: TransferId, priority: u8) -> SessionSink
         session: Arc::clone(session),
         transfer: id,
         cancelled,
+        packer: Packer::new(Coding::Plain),
     };
     let layout = KvLayout {
         model: ModelName::new("m").unwrap(),
@@ -181,6 +182,7 @@ fn hybrid(session: &Arc<Session>, id: TransferId, priority: u8, credit: u64) -> 
         transfer: id,
         cancelled,
     };
+        packer: Packer::new(Coding::Plain),
     let attention = LayerKv::FullAttention {
         kv_heads: 1,
         head_dim: 1,

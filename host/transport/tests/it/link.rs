@@ -1,8 +1,10 @@
 //! A link's ways, budget, priorities and room.
 
 use crate::world::*;
+use portolan_base::kv::KvQuant;
 use portolan_base::{BitsPerSecond, Bytes};
-use portolan_ports::{KvOrder, Pull, PullEvent, Transport};
+use portolan_kv::quant::PieceShape;
+use portolan_ports::{Fidelity, KvOrder, KvPiece, Pull, PullEvent, Transport};
 use portolan_transport::fault_proxy::{Direction, FaultPlan, FaultProxy};
 use portolan_transport::{
     Admission, Coding, Compression, Egress, LinkPath, LinkProbe, PeerLink, PlainTcp, Priority, Segments,
@@ -114,7 +116,13 @@ async fn budgeted(mbit: u64) -> (SiteTransport, SiteTransport) {
     closed.admission = Admission::NamedPeers;
     let holder = start(closed, Source::new(Conduct::Whole)).await;
     let budget = Some(BitsPerSecond(mbit * MEGABIT));
-    holder.admit(site("asker"), Egress { budget });
+    holder.admit(
+        site("asker"),
+        Egress {
+            budget,
+            ..Egress::default()
+        },
+    );
     let asker = asker(config("asker"), holder.address()).await;
     (holder, asker)
 }
@@ -296,3 +304,128 @@ async fn the_receiver_learns_what_the_holders_kernel_sends_again() {
     })
     .await;
 }
+/// An order whose pieces are as large as an engine's and hold numbers.
+fn numbers() -> KvOrder {
+    order(NUMBERS, 500)
+}
+
+/// What an order's pieces are once they were quantised, and whether any was.
+fn quantised(order: &KvOrder, quant: KvQuant) -> Vec<KvPiece> {
+    let layout = layout();
+    let through = |piece: KvPiece| {
+        let shape = PieceShape::of(&layout, &piece.id);
+        let coded = shape.and_then(|shape| shape.encode(quant, &piece.bytes));
+        match shape.zip(coded) {
+            Some((shape, coded)) => KvPiece {
+                bytes: shape.decode(quant, &coded).unwrap().into(),
+                ..piece
+            },
+            None => piece,
+        }
+    };
+    pieces(order).into_iter().map(through).collect()
+}
+
+fn sorted(mut pieces: Vec<KvPiece>) -> Vec<KvPiece> {
+    pieces.sort_by_key(|piece| (piece.id.layer, piece.id.tokens.start, piece.id.tokens.end));
+    pieces
+}
+
+/// A holder that quantises for `asker`, and an asker that takes it.
+async fn quantising(quant: KvQuant) -> (SiteTransport, FaultProxy, SiteTransport) {
+    let mut named = config("holder");
+    named.admission = Admission::NamedPeers;
+    let holder = start(named, Source::new(Conduct::Whole)).await;
+    let compression = Some(Compression::Always(quant.into()));
+    holder.admit(
+        site("asker"),
+        Egress {
+            compression,
+            ..Egress::default()
+        },
+    );
+    let way = proxy(&holder, None).await;
+    let mut config = config("asker");
+    let link = PeerLink {
+        quantised: Some(quant),
+        ..vec![way.address()].into()
+    };
+    config.peers.insert(site("holder"), link);
+    let asker = start(config, Source::new(Conduct::Fails)).await;
+    (holder, way, asker)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quantised_kv_crosses_smaller_and_arrives_as_quantising_makes_it() {
+    for (quant, most) in [(KvQuant::Int8, 0.30), (KvQuant::Int4, 0.18)] {
+        let (_holder, way, asker) = quantising(quant).await;
+        let order = KvOrder {
+            fidelity: Fidelity::Quantised,
+            ..numbers()
+        };
+        // Recurrent states stay as they are and cross whole: the share is that of attention KV.
+        let (states, attention): (Vec<_>, Vec<_>) =
+            pieces(&order).into_iter().partition(|piece| piece.id.layer == 1);
+        let bytes = |pieces: &[KvPiece]| pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
+        let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
+        let (got, report) = drain(&mut pull).await.unwrap();
+        assert_eq!(report.quantised, Some(quant));
+        assert!(
+            sorted(got) == sorted(quantised(&order, quant)),
+            "{quant:?}: other bytes"
+        );
+        let crossed = (report.bytes.0 - bytes(&states)) as f64 / bytes(&attention) as f64;
+        println!("{quant:?}: {crossed:.3} of the attention KV crossed");
+        assert!(crossed < most, "{quant:?}: {crossed}");
+        let on_the_wire = way.forwarded(Direction::ToClient);
+        assert!(
+            on_the_wire < report.bytes.0 * 11 / 10,
+            "{on_the_wire} of {}",
+            report.bytes
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_that_has_to_be_exact_is_exact_on_a_link_that_quantises() {
+    let (_holder, _way, asker) = quantising(KvQuant::Int4).await;
+    // Side by side with one that need not be, over the same session.
+    for fidelity in [Fidelity::Quantised, Fidelity::Exact, Fidelity::Quantised] {
+        let order = KvOrder {
+            fidelity,
+            ..numbers()
+        };
+        let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
+        let (got, report) = drain(&mut pull).await.unwrap();
+        match fidelity {
+            Fidelity::Exact => assert_whole(&order, got),
+            Fidelity::Quantised => assert!(sorted(got) != sorted(pieces(&order))),
+        }
+        assert_eq!(report.quantised.is_some(), fidelity == Fidelity::Quantised);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_quantised_unless_both_sites_are_told_to() {
+    let order = KvOrder {
+        fidelity: Fidelity::Quantised,
+        ..numbers()
+    };
+    let mut eager = config("holder");
+    eager.compression = Compression::Always(Coding::Int8);
+    for (holder, quantised) in [(eager, None), (config("holder"), Some(KvQuant::Int8))] {
+        let holder = start(holder, Source::new(Conduct::Whole)).await;
+        let mut config = config("asker");
+        let link = PeerLink {
+            quantised,
+            ..vec![holder.address()].into()
+        };
+        config.peers.insert(site("holder"), link);
+        let asker = start(config, Source::new(Conduct::Fails)).await;
+        let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
+        let (got, report) = drain(&mut pull).await.unwrap();
+        assert_whole(&order, got);
+        assert_eq!(report.quantised, None);
+    }
+}
+

@@ -2,7 +2,7 @@
 
 use crate::http::{REQUEST_ID, router};
 use crate::policies::{DeskParts, PolicyDesk};
-use crate::site::{Limits, ServedModel, Site, SiteParts};
+use crate::site::{ExactKv, Limits, ServedModel, Site, SiteParts};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode};
@@ -136,6 +136,7 @@ impl App {
             random: Arc::new(Counter(AtomicU64::new(1))),
             secret: [7; 32],
             limits,
+            exact: ExactKv::default(),
         });
         Self {
             router: router(Arc::clone(&site)),

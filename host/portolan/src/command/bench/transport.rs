@@ -23,7 +23,7 @@ pub struct TransportArgs {
     /// Under mutual TLS 1.3.
     #[arg(long)]
     pub tls: bool,
-    /// Compress every chunk.
+    /// Compress every chunk, or quantise every piece.
     #[arg(long, default_value = "none")]
     pub compress: Compress,
     /// Be the holding process.
@@ -38,8 +38,10 @@ pub enum Compress {
     Lz4,
     /// Zstandard.
     Zstd,
-    /// Eight-bit integers.
+    /// Eight-bit integers: other bytes arrive than were sent.
     Int8,
+    /// Four-bit integers, likewise.
+    Int4,
     /// Nothing.
     None,
 }
@@ -49,11 +51,8 @@ pub(super) fn run(args: &TransportArgs, as_json: bool) -> Result<(), Failure> {
         Compress::None => None,
         Compress::Lz4 => Some(Coding::Lz4),
         Compress::Zstd => Some(Coding::Zstd),
-        Compress::Int8 => {
-            return Err(Failure::new(
-                "int8 changes values and is made where KV is quantised, not by the transport: use lz4, zstd or none",
-            ));
-        }
+        Compress::Int8 => Some(Coding::Int8),
+        Compress::Int4 => Some(Coding::Int4),
     };
     let plan = SpeedPlan {
         size: Bytes(args.mib.max(1) << 20),
