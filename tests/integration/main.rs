@@ -23,3 +23,4 @@ mod rollout;
 mod stopping;
 mod tutorial;
 mod two_doors;
+mod windowed;

@@ -80,6 +80,35 @@ pub enum LayerKv {
     },
 }
 
+/// Attention over the latest tokens only, and over the first few: a query that every later token can look at keeps
+/// the scores of the others where the model was trained to have them (arXiv 2309.17453).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KvWindow {
+    /// Latest tokens that a token sees, itself among them; at least 1.
+    pub tokens: u32,
+    /// First tokens of the prompt that every token sees.
+    #[serde(default)]
+    pub sinks: u32,
+}
+
+impl KvWindow {
+    /// The keys that the token at position `query` sees: the first ones, and the latest. Together they are all
+    /// tokens up to `query` where the second range begins within the first or right after it.
+    pub fn seen(self, query: u32) -> (Range<u32>, Range<u32>) {
+        let end = query.saturating_add(1);
+        let latest = end.saturating_sub(self.tokens)..end;
+        (0..self.sinks.min(latest.start), latest)
+    }
+
+    /// The tokens whose keys are needed to go on after `tokens` tokens, cut at multiples of `block`.
+    pub fn needed(self, tokens: u32, block: u32) -> (Range<u32>, Range<u32>) {
+        let block = block.max(1);
+        let (first, latest) = self.seen(tokens);
+        let latest = (latest.start / block * block).min(tokens)..tokens;
+        (0..first.end.next_multiple_of(block).min(latest.start), latest)
+    }
+}
+
 /// The KV of a model: one entry a layer, in the order of the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
@@ -92,17 +121,31 @@ pub struct KvLayout {
     /// Tokens in a pool block; prefill runs in pieces aligned to it, so that reused and recomputed KV are equal bit
     /// for bit.
     pub block_tokens: u32,
+    /// What the attention layers look at, where that is not every token before: KV computed with another window is
+    /// other KV.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<KvWindow>,
     /// One entry a layer.
     pub layers: Vec<LayerKv>,
 }
 
 impl KvLayout {
-    /// The size of one piece of `layer` covering `tokens`, or `None` when there is no such layer.
+    /// Whether attention KV of the tokens in `range` is needed to go on after `tokens` tokens.
+    pub fn needs(&self, tokens: u32, range: &Range<u32>) -> bool {
+        let Some(window) = self.window else { return true };
+        let overlap = |needed: Range<u32>| range.start < needed.end && needed.start < range.end;
+        let (first, latest) = window.needed(tokens, self.block_tokens);
+        overlap(first) || overlap(latest)
+    }
+
+    /// The size of one piece of `layer` covering `tokens`, or `None` when there is no such layer, or a peer made up one
+    /// whose bytes cannot be counted.
     pub fn piece_bytes(&self, layer: u16, tokens: Tokens) -> Option<Bytes> {
+        let area = |a: u32, b: u32| u64::from(a) * u64::from(b);
         let values = match *self.layers.get(usize::from(layer))? {
-            LayerKv::FullAttention { kv_heads, head_dim } => {
-                2 * u64::from(kv_heads) * u64::from(tokens.0) * u64::from(head_dim)
-            }
+            LayerKv::FullAttention { kv_heads, head_dim } => area(kv_heads, head_dim)
+                .checked_mul(u64::from(tokens.0))?
+                .checked_mul(2)?,
             LayerKv::Recurrent {
                 conv_channels,
                 conv_width,
@@ -110,11 +153,11 @@ impl KvLayout {
                 key_dim,
                 value_dim,
             } => {
-                u64::from(conv_channels) * u64::from(conv_width)
-                    + u64::from(heads) * u64::from(key_dim) * u64::from(value_dim)
+                let memory = area(heads, key_dim).checked_mul(u64::from(value_dim))?;
+                area(conv_channels, conv_width).checked_add(memory)?
             }
         };
-        Some(Bytes(values * self.dtype.size()))
+        values.checked_mul(self.dtype.size()).map(Bytes)
     }
 
     /// Bytes that do not depend on length: the recurrent states.
@@ -127,12 +170,14 @@ impl KvLayout {
         self.sum(|layer| matches!(layer, LayerKv::FullAttention { .. }))
     }
 
-    /// The KV of a prompt of `tokens`, of which the receiver already holds `held` tokens of attention KV.
+    /// The KV of a prompt of `tokens`, of which the receiver already holds `held` tokens of attention KV: all of it,
+    /// whatever a window leaves out.
     pub fn bytes_to_move(&self, tokens: Tokens, held: Tokens) -> Bytes {
         if tokens.0 == 0 {
             return Bytes(0);
         }
-        Bytes(self.bytes_per_token().0 * u64::from((tokens - held).0)) + self.fixed_bytes()
+        let per_token = self.bytes_per_token().0;
+        Bytes(per_token.saturating_mul(u64::from((tokens - held).0))) + self.fixed_bytes()
     }
 
     /// Whether any layer keeps a recurrent state.
@@ -231,6 +276,7 @@ mod tests {
             model_version: 1,
             dtype: KvDtype::F32,
             block_tokens: 64,
+            window: None,
             layers: alloc::vec![
                 LayerKv::Recurrent {
                     conv_channels: 256,
@@ -259,5 +305,35 @@ mod tests {
             );
         }
         assert_eq!(layout.piece_bytes(2, Tokens(1)), None);
+        assert!(
+            layout.needs(1 << 20, &(0..1)),
+            "without a window everything is needed"
+        );
+    }
+
+    #[test]
+    fn a_window_sees_the_latest_tokens_and_the_first_ones() {
+        let window = KvWindow { tokens: 4, sinks: 2 };
+        assert_eq!(window.seen(0), (0..0, 0..1));
+        assert_eq!(window.seen(3), (0..0, 0..4));
+        assert_eq!(window.seen(4), (0..1, 1..5), "each key once");
+        assert_eq!(window.seen(5), (0..2, 2..6));
+        assert_eq!(window.seen(9), (0..2, 6..10));
+    }
+
+    #[test]
+    fn what_goes_on_needs_whole_blocks_and_the_rest_may_go() {
+        let window = KvWindow { tokens: 5, sinks: 1 };
+        // The token at 20 sees 16..21, of which 16..20 are there already.
+        assert_eq!(window.needed(20, 4), (0..4, 16..20));
+        assert_eq!(
+            window.needed(19, 4),
+            (0..4, 12..19),
+            "15 is seen: its whole block"
+        );
+        assert_eq!(window.needed(6, 4), (0..0, 0..6));
+        assert_eq!(window.needed(0, 4), (0..0, 0..0));
+        let none = KvWindow { tokens: 1, sinks: 0 };
+        assert_eq!(none.needed(8, 4), (0..0, 8..8), "the token itself is all it sees");
     }
 }

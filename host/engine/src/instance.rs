@@ -10,14 +10,12 @@ mod worker;
 
 pub(crate) use check::check_prompt;
 
-use crate::BLOCK_TOKENS;
 use crate::generate::never_stop;
 use crate::load::LoadedModel;
 use async_trait::async_trait;
 use cache::{Cache, Names};
 use decode::DecodeRun;
 use meter::Meter;
-use portolan_base::kv::{KvDtype, KvLayout};
 use portolan_base::{Bytes, InstanceName, ModelName, TenantKey};
 use portolan_ports::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KvEvent, KvPiece,
@@ -79,13 +77,7 @@ impl NativeInstance {
                 "decode_slots is 0; at least 1 is needed".to_owned(),
             ));
         }
-        let layout = Arc::new(KvLayout {
-            model: config.model.clone(),
-            model_version: config.model_version,
-            dtype: KvDtype::F32,
-            block_tokens: BLOCK_TOKENS,
-            layers: model.layers(),
-        });
+        let layout = Arc::new(model.layout(config.model.clone(), config.model_version));
         let description = EngineDescription {
             instance: config.name,
             model: config.model,

@@ -14,6 +14,7 @@ mod kernel;
 pub mod kv_events;
 mod load;
 mod network;
+mod quality;
 mod sampling;
 mod shape;
 mod text;
@@ -21,6 +22,7 @@ mod text;
 pub use generate::{Generated, generate};
 pub use instance::{InstanceConfig, NativeInstance};
 pub use load::{LoadError, LoadedModel, load_model};
+pub use quality::{KvMode, KvModeError, QualityReport, QualityRow, quality};
 pub use shape::{CacheShape, LayerShape, SequenceSize};
 
 /// Tokens in a pool block, and the unit of prefill. Wide enough that the matrix products of a piece run at the

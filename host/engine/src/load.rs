@@ -11,10 +11,11 @@ pub use error::LoadError;
 pub(crate) use folder::read as read_text;
 pub(crate) use gguf::layers as gguf_layers;
 
+use crate::BLOCK_TOKENS;
 use crate::network::Network;
 use crate::text::ModelText;
-use portolan_base::Tokens;
-use portolan_base::kv::LayerKv;
+use portolan_base::kv::{KvDtype, KvLayout, KvWindow, LayerKv};
+use portolan_base::{ModelName, Tokens};
 use portolan_ports::TextModel;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,9 +40,37 @@ impl LoadedModel {
         Arc::clone(&self.text) as Arc<dyn TextModel>
     }
 
+    /// The same model with attention over the latest tokens only. Its KV is other KV: a model name or version of its own
+    /// keeps the two apart.
+    #[must_use]
+    pub fn with_window(mut self, window: KvWindow) -> Self {
+        self.network.config.window = Some(KvWindow {
+            tokens: window.tokens.max(1),
+            ..window
+        });
+        self
+    }
+
+    /// What its attention looks at; none: every token so far.
+    pub fn window(&self) -> Option<KvWindow> {
+        self.network.config.window
+    }
+
     /// What each layer keeps, in the order of the forward pass.
     pub fn layers(&self) -> Vec<LayerKv> {
         self.network.layer_kv()
+    }
+
+    /// The shapes of its KV, under a public name and version.
+    pub fn layout(&self, model: ModelName, model_version: u64) -> KvLayout {
+        KvLayout {
+            model,
+            model_version,
+            dtype: KvDtype::F32,
+            block_tokens: BLOCK_TOKENS,
+            window: self.window(),
+            layers: self.layers(),
+        }
     }
 
     /// Longest prompt and answer together.

@@ -78,7 +78,7 @@ impl Network {
 
     /// The state before the first token.
     pub(crate) fn fresh_state(&self) -> SequenceState {
-        SequenceState::new(&self.layer_kv())
+        SequenceState::new(&self.layer_kv(), self.config.window)
     }
 
     /// Runs `tokens`, which follow those already in `state`, and returns the residual stream after the last layer.
@@ -116,6 +116,11 @@ impl Network {
     pub(crate) fn logits(&self, row: &[f32]) -> Result<Vec<f32>, ForwardError> {
         let last = self.normed(&Rows::new(row.to_vec(), row.len()), &self.norm);
         Ok(self.head.forward(&last)?.values().to_vec())
+    }
+
+    /// The logits of every row of the residual stream.
+    pub(crate) fn all_logits(&self, stream: &Rows) -> Result<Rows, ForwardError> {
+        Ok(self.head.forward(&self.normed(stream, &self.norm))?)
     }
 
     fn embed(&self, tokens: &[u32]) -> Result<Rows, ForwardError> {

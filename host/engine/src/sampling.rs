@@ -67,7 +67,7 @@ fn nucleus(sorted: &[f32], top_p: f32) -> usize {
 }
 
 /// The largest logit's index; the first of equals.
-fn likeliest(logits: &[f32]) -> Option<u32> {
+pub(crate) fn likeliest(logits: &[f32]) -> Option<u32> {
     let numbers = logits.iter().enumerate().filter(|(_, logit)| !logit.is_nan());
     numbers
         .fold(None, |best: Option<(usize, f32)>, (i, logit)| match best {

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
 pub use bench::{BenchCommand, Compress, TransportArgs};
-pub use kv::{EstimateArgs, KvCommand};
+pub use kv::{EstimateArgs, KvCommand, QualityArgs};
 pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;

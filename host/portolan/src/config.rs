@@ -8,6 +8,7 @@ pub use compression::LinkCompression;
 pub use quotas::{QuotaConfig, RuntimeQuotas};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
+use portolan_base::kv::KvWindow;
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};
 use portolan_fleet::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
 use portolan_transport::{Egress, LinkPath, PeerLink};
@@ -60,6 +61,9 @@ pub struct ModelConfig {
     /// Raise it whenever the files change: KV of one version never meets another.
     #[serde(default = "one")]
     pub version: u64,
+    /// Attention over the latest tokens, and the first ones, only.
+    #[serde(default)]
+    pub window: Option<KvWindow>,
 }
 
 /// A site.
@@ -317,6 +321,15 @@ impl Config {
         let models: BTreeSet<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
         if models.len() != self.models.len() {
             return Err(ConfigError::value("models", "two models have the same name"));
+        }
+        for model in &self.models {
+            if model.window.is_some_and(|window| window.tokens == 0) {
+                let key = format!("models.{}.window.tokens", model.name);
+                return Err(ConfigError::value(
+                    key,
+                    "at least 1 is needed: a token sees itself",
+                ));
+            }
         }
         for site in &self.sites {
             for instance in &site.instances {
@@ -594,6 +607,17 @@ tenants: [{name: acme, keys: [k1]}, {name: globex, keys: [k2], jurisdiction: eu}
                 "sites.virginia.plaintext",
             ),
             ("name: acme", "name: ../acme", "'.'"),
+            ("rtt_ms: 80", "compression: int2", "int2"),
+            (
+                "path: m.gguf",
+                "path: m.gguf, window: {tokens: 0}",
+                "models.m.window.tokens: at least 1",
+            ),
+            (
+                "data_dir: data",
+                "data_dir: data\nexact_kv_classes: [vip]",
+                "exact_kv_classes: \"vip\" is not among user_classes: standard",
+            ),
         ] {
             assert!(GOOD.contains(from), "{from}");
             let error = Config::parse(&GOOD.replacen(from, to, 1))

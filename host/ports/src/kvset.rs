@@ -52,7 +52,8 @@ pub enum KvSetError {
 }
 
 /// KV of the first [`KvSet::tokens`] tokens of a prompt: every attention layer covered without gap or overlap, every
-/// recurrent layer at exactly that length, every piece of the right size. There is no other way to make one.
+/// recurrent layer at exactly that length, every piece of the right size. Where attention has a window, only what going
+/// on needs is covered. There is no other way to make one.
 #[derive(Clone, Debug)]
 pub struct KvSet {
     layout: Arc<KvLayout>,
@@ -100,7 +101,7 @@ impl KvSet {
         }
         for (layer, pieces) in (0u16..).zip(&mut by_layer) {
             pieces.sort_by_key(|p| p.id.tokens.start);
-            check_cover(layer, layout.layers[usize::from(layer)], tokens, pieces)?;
+            check_cover(layer, &layout, tokens, pieces)?;
         }
         Ok(Self {
             layout,
@@ -130,13 +131,14 @@ impl KvSet {
     }
 }
 
-fn check_cover(layer: u16, kind: LayerKv, tokens: u32, pieces: &[KvPiece]) -> Result<(), KvSetError> {
+fn check_cover(layer: u16, layout: &KvLayout, tokens: u32, pieces: &[KvPiece]) -> Result<(), KvSetError> {
+    let missed = |from: u32, to: u32| from < to && layout.needs(tokens, &(from..to));
     let mut reached = 0;
-    match kind {
+    match layout.layers[usize::from(layer)] {
         LayerKv::FullAttention { .. } => {
             for piece in pieces {
                 let range = &piece.id.tokens;
-                if range.start != reached || range.end <= range.start {
+                if range.start < reached || missed(reached, range.start) || range.end <= range.start {
                     return Err(KvSetError::NotWhole {
                         layer,
                         from: reached,
@@ -144,6 +146,9 @@ fn check_cover(layer: u16, kind: LayerKv, tokens: u32, pieces: &[KvPiece]) -> Re
                     });
                 }
                 reached = range.end;
+            }
+            if reached < tokens && !missed(reached, tokens) {
+                reached = tokens;
             }
         }
         LayerKv::Recurrent { .. } if tokens == 0 && pieces.is_empty() => {}
@@ -180,7 +185,7 @@ pub fn piece_id(layer: u16, start: u32, tokens: Tokens) -> PieceId {
 mod tests {
     use super::*;
     use portolan_base::ModelName;
-    use portolan_base::kv::KvDtype;
+    use portolan_base::kv::{KvDtype, KvWindow};
 
     fn layout() -> Arc<KvLayout> {
         Arc::new(KvLayout {
@@ -188,6 +193,7 @@ mod tests {
             model_version: 1,
             dtype: KvDtype::F32,
             block_tokens: 4,
+            window: None,
             layers: vec![
                 LayerKv::FullAttention {
                     kv_heads: 1,
@@ -226,6 +232,26 @@ mod tests {
             [0, 4]
         );
         assert!(KvSet::assemble(layout(), 0, []).is_ok());
+    }
+
+    #[test]
+    fn a_window_leaves_out_what_nothing_will_look_at() {
+        let mut layout = KvLayout::clone(&layout());
+        // The next token, at 18, sees 16..19 and token 0: blocks 0..4 and 16..18.
+        layout.window = Some(KvWindow { tokens: 3, sinks: 1 });
+        let layout = Arc::new(layout);
+        let assemble = |pieces: Vec<KvPiece>| KvSet::assemble(Arc::clone(&layout), 18, pieces);
+        assert!(assemble(vec![attention(0, 4), attention(16, 2), state(18)]).is_ok());
+        assert!(assemble(vec![attention(0, 18), state(18)]).is_ok());
+        for missing in [
+            vec![attention(16, 2), state(18)],
+            vec![attention(0, 4), attention(17, 1), state(18)],
+            vec![attention(0, 4), attention(16, 1), state(18)],
+            vec![attention(0, 4), attention(3, 15), state(18)],
+            vec![attention(0, 4), state(18)],
+        ] {
+            assert!(assemble(missing.clone()).is_err(), "{missing:?}");
+        }
     }
 
     #[test]

@@ -165,6 +165,7 @@ fn layout() -> Result<KvLayout, NameError> {
         model_version: 1,
         dtype: KvDtype::Bf16,
         block_tokens: 16,
+        window: None,
         layers: vec![layer; usize::from(LAYERS)],
     })
 }

@@ -148,13 +148,14 @@ impl Cache {
 
     /// Puts the KV of consecutive blocks, from a prompt's first on, into a fresh state.
     pub(crate) fn restore(&self, blocks: &[Arc<PoolBlock>], state: &mut SequenceState) {
-        for block in blocks {
+        for (index, block) in blocks.iter().enumerate() {
+            let start = index * BLOCK_TOKENS as usize;
             let layers = state
                 .layers
                 .iter_mut()
                 .filter(|layer| matches!(layer, LayerState::Attention(_)));
             for (layer, bytes) in layers.zip(&block.attention) {
-                layer.restore(bytes);
+                layer.restore(start, bytes);
             }
         }
         let snapshot = blocks.last().and_then(|block| block.snapshot.as_ref());
@@ -163,7 +164,7 @@ impl Cache {
             .iter_mut()
             .filter(|layer| matches!(layer, LayerState::Recurrent(_)));
         for (layer, bytes) in layers.zip(snapshot.into_iter().flatten()) {
-            layer.restore(bytes);
+            layer.restore(0, bytes);
         }
         state.tokens = blocks.len() * BLOCK_TOKENS as usize;
     }

@@ -92,10 +92,18 @@ fn check_layout(theirs: &KvLayout, ours: &KvLayout) -> Result<(), EngineError> {
             model_version,
             dtype,
             block_tokens,
+            window,
             layers,
         } = layout;
+        let window = match window {
+            Some(window) => format!(
+                "a window of {} tokens and {} first ones",
+                window.tokens, window.sinks
+            ),
+            None => "no window".to_owned(),
+        };
         format!(
-            "{model} version {model_version}, {} layers, {dtype:?}, blocks of {block_tokens}",
+            "{model} version {model_version}, {} layers, {dtype:?}, blocks of {block_tokens}, {window}",
             layers.len()
         )
     };

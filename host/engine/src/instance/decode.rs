@@ -8,7 +8,7 @@ use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::network::state::{LayerState, SequenceState};
 use portolan_base::TenantKey;
 use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, Retention};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -112,9 +112,14 @@ impl DecodeRun {
             .split_last()
             .ok_or_else(|| EngineError::BadJob("the prompt is empty".to_owned()))?;
         let mut state = shared.model.network.fresh_state();
+        let layout = &shared.description.layout;
+        let needed = |tokens: &Range<u32>| layout.needs(before.len() as u32, tokens);
         for (index, layer) in (0u16..).zip(&mut state.layers) {
+            let recurrent = matches!(layer, LayerState::Recurrent(_));
             for piece in self.job.kv.layer(index) {
-                layer.restore(&piece.bytes);
+                if recurrent || needed(&piece.id.tokens) {
+                    layer.restore(piece.id.tokens.start as usize, &piece.bytes);
+                }
             }
         }
         state.tokens = before.len();
@@ -140,11 +145,16 @@ impl DecodeRun {
 fn keep(shared: &Shared, names: &Names, state: &SequenceState) {
     let block = BLOCK_TOKENS as usize;
     for index in shared.cache.lookup(names).len()..names.len() {
+        let tokens = index * block..(index + 1) * block;
         let piece = |layer: &LayerState| match layer {
-            LayerState::Attention(state) => Some(state.piece(index * block..(index + 1) * block)),
-            LayerState::Recurrent(_) => None,
+            LayerState::Attention(state) if state.holds(&tokens) => Some(state.piece(tokens.clone())),
+            LayerState::Attention(_) | LayerState::Recurrent(_) => None,
         };
-        let attention = state.layers.iter().filter_map(piece).collect();
+        let attention: Vec<_> = state.layers.iter().filter_map(piece).collect();
+        // What a window left out leaves nothing for the blocks after it to stand on.
+        if attention.is_empty() {
+            break;
+        }
         shared.cache.store(
             names,
             index,

@@ -107,9 +107,8 @@ impl PrefillRun {
         let blocks = shared.cache.lookup(&names);
         let mut state = shared.model.network.fresh_state();
         shared.cache.restore(&blocks, &mut state);
-        let skipped = (self.job.held / BLOCK_TOKENS) as usize;
-        let lacking = blocks.get(skipped..).unwrap_or_default();
-        for piece in shared.cache.attention_pieces(lacking, skipped) {
+        let pieces = shared.cache.attention_pieces(&blocks, 0).into_iter();
+        for piece in pieces.filter(|piece| self.is_wanted(shared, piece.id.tokens.clone())) {
             self.pieces.send(piece).map_err(|_| EngineError::Cancelled)?;
         }
         self.queued.done(state.tokens);
@@ -129,7 +128,7 @@ impl PrefillRun {
             if let LayerState::Attention(state) = state {
                 let bytes = state.piece(range.clone());
                 attention.push(bytes.clone());
-                self.send_attention(layer, &range, bytes)?;
+                self.send_attention(shared, layer, &range, bytes)?;
             }
             if self.is_cancelled() {
                 ControlFlow::Break(())
@@ -158,9 +157,21 @@ impl PrefillRun {
         Ok(())
     }
 
-    /// Sends keys and values unless the receiver holds them.
-    fn send_attention(&self, layer: usize, range: &Range<usize>, bytes: Bytes) -> ControlFlow<()> {
-        if range.end <= self.job.held as usize {
+    /// Whether the receiver lacks the keys and values of these tokens, and will look at them.
+    fn is_wanted(&self, shared: &Shared, tokens: Range<u32>) -> bool {
+        let all = self.job.tokens.len() as u32;
+        tokens.end > self.job.held && shared.description.layout.needs(all, &tokens)
+    }
+
+    /// Sends keys and values if the receiver wants them.
+    fn send_attention(
+        &self,
+        shared: &Shared,
+        layer: usize,
+        range: &Range<usize>,
+        bytes: Bytes,
+    ) -> ControlFlow<()> {
+        if !self.is_wanted(shared, range.start as u32..range.end as u32) {
             return ControlFlow::Continue(());
         }
         let id = piece_id(layer as u16, range.start as u32, Tokens(range.len() as u32));

@@ -149,6 +149,7 @@ fn config(meta: &Metadata<'_>) -> Result<NetworkConfig, LoadError> {
         head: OutputHead::OwnIfPresent,
         rope: rope(meta, attention.head_dim)?,
         attention,
+        window: None,
         delta_net: None,
         layers: vec![LayerKind::Attention; layers],
     })

@@ -122,6 +122,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
         },
         rope: check.rope(&config, attention.head_dim)?,
         attention,
+        window: None,
         delta_net: match layers.contains(&LayerKind::DeltaNet) {
             true => Some(check.delta_net(&config)?),
             false => None,

@@ -1,6 +1,7 @@
 //! What a network looks like, read from a Hugging Face `config.json` or from GGUF metadata.
 
 use crate::kernel::rope::RopePairs;
+use portolan_base::kv::KvWindow;
 
 /// How a norm's weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,8 @@ pub(crate) struct NetworkConfig {
     pub(crate) head: OutputHead,
     pub(crate) rope: RopeConfig,
     pub(crate) attention: AttentionConfig,
+    /// What attention looks at; none: every token so far. Not the model's own: the operator's choice.
+    pub(crate) window: Option<KvWindow>,
     /// Present when any layer is of [`LayerKind::DeltaNet`].
     pub(crate) delta_net: Option<DeltaNetConfig>,
     pub(crate) layers: Vec<LayerKind>,

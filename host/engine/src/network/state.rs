@@ -1,9 +1,10 @@
 //! The KV of one sequence, and its form as bytes.
 
+use crate::BLOCK_TOKENS;
 use crate::kernel::Rows;
-use crate::kernel::attend::KeysValues;
+use crate::kernel::attend::{Gap, KeysValues};
 use bytes::Bytes;
-use portolan_base::kv::LayerKv;
+use portolan_base::kv::{KvWindow, LayerKv};
 use std::ops::Range;
 
 /// State of every layer after a number of tokens.
@@ -22,12 +23,15 @@ pub(crate) enum LayerState {
     Recurrent(RecurrentState),
 }
 
-/// Keys and values so far, `[tokens, head_dim]` for each key/value head.
+/// Keys and values so far, `[tokens, head_dim]` for each key/value head. Where attention has a window, those that no
+/// later token sees are dropped, block by block.
 #[derive(Clone, Debug)]
 pub(crate) struct AttentionState {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
     head_dim: usize,
+    gap: Gap,
+    window: Option<KvWindow>,
 }
 
 /// The last inputs of the convolution, and the memory of each head.
@@ -40,17 +44,18 @@ pub(crate) struct RecurrentState {
 }
 
 impl SequenceState {
-    /// The state before the first token.
-    pub(crate) fn new(layers: &[LayerKv]) -> Self {
+    /// The state before the first token, of a network whose attention looks at `window`.
+    pub(crate) fn new(layers: &[LayerKv], window: Option<KvWindow>) -> Self {
+        let layer = |kind| LayerState::new(kind, window);
         Self {
-            layers: layers.iter().map(LayerState::new).collect(),
+            layers: layers.iter().map(layer).collect(),
             tokens: 0,
         }
     }
 }
 
 impl LayerState {
-    fn new(kind: &LayerKv) -> Self {
+    fn new(kind: &LayerKv, window: Option<KvWindow>) -> Self {
         match *kind {
             LayerKv::FullAttention { kv_heads, head_dim } => {
                 let empty = vec![Vec::new(); kv_heads as usize];
@@ -58,6 +63,8 @@ impl LayerState {
                     keys: empty.clone(),
                     values: empty,
                     head_dim: head_dim as usize,
+                    gap: Gap::default(),
+                    window,
                 })
             }
             LayerKv::Recurrent {
@@ -74,18 +81,34 @@ impl LayerState {
         }
     }
 
-    /// Takes a piece as [`LayerKv`] lays it out: keys and values are appended, a recurrent state is replaced.
-    pub(crate) fn restore(&mut self, piece: &[u8]) {
+    /// Takes a piece that begins at token `start`, as [`LayerKv`] lays it out: keys and values are appended, a
+    /// recurrent state is replaced. Attention pieces come in ascending order; one gap may lie between them.
+    pub(crate) fn restore(&mut self, start: usize, piece: &[u8]) {
         match self {
-            Self::Attention(state) => state.restore(piece),
+            Self::Attention(state) => state.restore(start, piece),
             Self::Recurrent(state) => state.restore(piece),
         }
     }
 }
 
 impl AttentionState {
+    /// The position of the next token.
     pub(crate) fn tokens(&self) -> usize {
-        self.keys.first().map_or(0, |keys| keys.len() / self.head_dim)
+        let there = self.keys.first().map_or(0, |keys| keys.len() / self.head_dim);
+        there + self.gap.len
+    }
+
+    /// Bytes of the keys and values that are there.
+    pub(crate) fn bytes(&self) -> u64 {
+        let heads = self.keys.iter().chain(&self.values);
+        heads.map(|head| size_of_val(head.as_slice()) as u64).sum()
+    }
+
+    /// Whether all of these tokens are there.
+    pub(crate) fn holds(&self, tokens: &Range<usize>) -> bool {
+        let gap = self.gap;
+        let before = tokens.end <= gap.start || gap.len == 0;
+        tokens.end <= self.tokens() && (before || tokens.start >= gap.start + gap.len)
     }
 
     pub(crate) fn keys_values(&self) -> KeysValues<'_> {
@@ -93,11 +116,34 @@ impl AttentionState {
             keys: &self.keys,
             values: &self.values,
             head_dim: self.head_dim,
+            gap: self.gap,
+            window: self.window,
         }
+    }
+
+    /// Drops what the next token and those after it do not see.
+    fn forget(&mut self) {
+        let Some(window) = self.window else { return };
+        let (first, latest) = window.needed(self.tokens() as u32, BLOCK_TOKENS);
+        let wanted = Gap {
+            start: first.end as usize,
+            len: (latest.start - first.end) as usize,
+        };
+        let drop = wanted.len.saturating_sub(self.gap.len);
+        if drop == 0 {
+            return;
+        }
+        // What is there lies on one side of the old gap or the other; the new one begins where the first tokens end.
+        let places = wanted.start * self.head_dim..(wanted.start + drop) * self.head_dim;
+        for head in self.keys.iter_mut().chain(&mut self.values) {
+            head.drain(places.clone());
+        }
+        self.gap = wanted;
     }
 
     /// Adds tokens whose keys and values are `[tokens, kv_heads * head_dim]`.
     pub(crate) fn append(&mut self, keys: &Rows, values: &Rows) {
+        self.forget();
         for (rows, heads) in [(keys, &mut self.keys), (values, &mut self.values)] {
             for row in rows.rows() {
                 for (head, part) in heads.iter_mut().zip(row.chunks_exact(self.head_dim)) {
@@ -107,9 +153,10 @@ impl AttentionState {
         }
     }
 
-    /// Keys and values of a token range, `[2, kv_heads, tokens, head_dim]`.
+    /// Keys and values of a token range that is there, `[2, kv_heads, tokens, head_dim]`.
     pub(crate) fn piece(&self, tokens: Range<usize>) -> Bytes {
-        let range = tokens.start * self.head_dim..tokens.end * self.head_dim;
+        let start = self.gap.place(tokens.start);
+        let range = start * self.head_dim..(start + tokens.len()) * self.head_dim;
         to_bytes(
             self.keys
                 .iter()
@@ -118,7 +165,14 @@ impl AttentionState {
         )
     }
 
-    fn restore(&mut self, piece: &[u8]) {
+    fn restore(&mut self, start: usize, piece: &[u8]) {
+        let reached = self.tokens();
+        if start > reached {
+            self.gap = Gap {
+                start: reached,
+                len: start - reached,
+            };
+        }
         let heads = self.keys.len() * 2;
         let parts = piece.chunks_exact((piece.len() / heads).max(1));
         for (head, part) in self.keys.iter_mut().chain(&mut self.values).zip(parts) {
@@ -163,10 +217,13 @@ mod tests {
 
     #[test]
     fn keys_come_before_values_and_heads_before_tokens() {
-        let mut layer = LayerState::new(&LayerKv::FullAttention {
-            kv_heads: 2,
-            head_dim: 1,
-        });
+        let mut layer = LayerState::new(
+            &LayerKv::FullAttention {
+                kv_heads: 2,
+                head_dim: 1,
+            },
+            None,
+        );
         let LayerState::Attention(state) = &mut layer else {
             panic!("an attention layer")
         };
@@ -180,12 +237,15 @@ mod tests {
             [1.0, 3.0, 2.0, 4.0, 5.0, 7.0, 6.0, 8.0]
         );
         let (first, second) = (state.piece(0..1), state.piece(1..2));
-        let mut copy = LayerState::new(&LayerKv::FullAttention {
-            kv_heads: 2,
-            head_dim: 1,
-        });
-        copy.restore(&first);
-        copy.restore(&second);
+        let mut copy = LayerState::new(
+            &LayerKv::FullAttention {
+                kv_heads: 2,
+                head_dim: 1,
+            },
+            None,
+        );
+        copy.restore(0, &first);
+        copy.restore(1, &second);
         let LayerState::Attention(copy) = copy else {
             panic!("an attention layer")
         };
@@ -205,11 +265,48 @@ mod tests {
             conv: vec![1.0, 2.0],
             memory: vec![-0.0, 4.0],
         };
-        let mut copy = LayerState::new(&kind);
-        copy.restore(&state.piece());
+        let mut copy = LayerState::new(&kind, None);
+        copy.restore(0, &state.piece());
         let LayerState::Recurrent(copy) = copy else {
             panic!("a recurrent layer")
         };
         assert_eq!(copy.piece(), state.piece());
+    }
+
+    #[test]
+    fn a_window_drops_whole_blocks_between_the_first_tokens_and_the_latest() {
+        let kind = LayerKv::FullAttention {
+            kv_heads: 1,
+            head_dim: 1,
+        };
+        let window = KvWindow {
+            tokens: 100,
+            sinks: 4,
+        };
+        let state = |window| match LayerState::new(&kind, window) {
+            LayerState::Attention(state) => state,
+            LayerState::Recurrent(_) => panic!("an attention layer"),
+        };
+        let (mut narrow, mut all) = (state(Some(window)), state(None));
+        let add = |state: &mut AttentionState, tokens: Range<usize>| {
+            let rows = Rows::new(tokens.map(|t| t as f32).collect(), 1);
+            state.append(&rows, &rows);
+        };
+        for piece in [0..64, 64..128, 128..192, 192..256, 256..320, 320..330] {
+            add(&mut narrow, piece.clone());
+            add(&mut all, piece);
+        }
+        assert_eq!((narrow.tokens(), narrow.keys[0].len()), (330, 64 + (330 - 192)));
+        assert!(narrow.holds(&(0..64)) && narrow.holds(&(192..330)));
+        assert!(!narrow.holds(&(64..128)) && !narrow.holds(&(128..256)) && !narrow.holds(&(320..384)));
+        for range in [0..64, 192..256, 320..330] {
+            assert_eq!(narrow.piece(range.clone()), all.piece(range));
+        }
+        // From pieces it is the same state, gap included.
+        let mut again = state(Some(window));
+        for range in [0..64, 192..256, 256..320, 320..330] {
+            again.restore(range.start, &all.piece(range));
+        }
+        assert_eq!((again.gap, &again.keys), (narrow.gap, &narrow.keys));
     }
 }

@@ -26,6 +26,7 @@ fn the_estimate_is_what_the_engine_keeps() {
             model_version: 1,
             dtype: KvDtype::F32,
             block_tokens: 64,
+            window: None,
             layers: load_model(&folder).unwrap().layers(),
         };
         let size = CacheShape::read(&folder).unwrap().at(Tokens(100));

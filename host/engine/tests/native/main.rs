@@ -5,6 +5,8 @@ mod gguf;
 mod jobs;
 mod loading;
 mod oracle;
+mod quality;
 mod reuse;
 mod smollm;
 mod support;
+mod window;

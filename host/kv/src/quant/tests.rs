@@ -204,6 +204,7 @@ fn only_attention_is_coded() {
         model_version: 1,
         dtype: KvDtype::Bf16,
         block_tokens: 16,
+        window: None,
         layers: vec![
             LayerKv::Recurrent {
                 conv_channels: 8,

@@ -251,10 +251,14 @@ pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, M
     let mut models = BTreeMap::new();
     for model in config.models.clone() {
         let (name, version) = (model.name.clone(), model.version);
-        let load = move || {
-            load_model(&model.path).map_err(|source| HostError::Model {
+        let load = move || -> Result<LoadedModel, HostError> {
+            let loaded = load_model(&model.path).map_err(|source| HostError::Model {
                 model: model.name,
                 source,
+            })?;
+            Ok(match model.window {
+                Some(window) => loaded.with_window(window),
+                None => loaded,
             })
         };
         let loaded = tokio::task::spawn_blocking(load)

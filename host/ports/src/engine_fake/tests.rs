@@ -16,6 +16,7 @@ fn engine(layers: Vec<LayerKv>) -> FakeEngine {
             model_version: 1,
             dtype: KvDtype::F32,
             block_tokens: 4,
+            window: None,
             layers,
         }),
         context_tokens: Tokens(64),

@@ -41,6 +41,7 @@ fn frames() -> Vec<Frame> {
         dtype: KvDtype::Bf16,
         block_tokens: 4,
         layers,
+        window: None,
     };
     vec![
         Frame::Manifest(

@@ -51,6 +51,7 @@ fn announcement() -> Announcement {
                 model_version: 1,
                 dtype: KvDtype::F32,
                 block_tokens: 16,
+                window: None,
                 layers: vec![attention, recurrent],
             },
             tokens: TOKENS,

@@ -46,6 +46,7 @@ fn transfer(session: &Arc<Session>, id: TransferId, priority: u8) -> SessionSink
         model_version: 1,
         dtype: KvDtype::F32,
         block_tokens: 16,
+        window: None,
         layers: vec![LayerKv::FullAttention {
             kv_heads: 1,
             head_dim: 1,
@@ -200,6 +201,7 @@ fn hybrid(session: &Arc<Session>, id: TransferId, priority: u8, credit: u64) -> 
             model_version: 1,
             dtype: KvDtype::F32,
             block_tokens: 16,
+            window: None,
             layers: vec![attention, recurrent],
         },
         tokens: 8,

@@ -41,6 +41,7 @@ fn layout() -> KvLayout {
         model_version: 1,
         dtype: KvDtype::F32,
         block_tokens: 16,
+        window: None,
         layers,
     }
 }

@@ -57,6 +57,7 @@ pub(crate) fn layout() -> KvLayout {
         model_version: 1,
         dtype: KvDtype::F32,
         block_tokens: 16,
+        window: None,
         layers: vec![attention, recurrent, attention],
     }
 }

@@ -294,6 +294,7 @@ fn description(instance: &str) -> EngineDescription {
             model_version: 1,
             dtype: KvDtype::F32,
             block_tokens: 16,
+            window: None,
             layers,
         }),
         context_tokens: Tokens(CONTEXT),
