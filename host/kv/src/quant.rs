@@ -89,7 +89,10 @@ impl PieceShape {
             tokens: piece.len().0 as usize,
             head_dim: *head_dim as usize,
         };
-        (shape.plain_len()? > 0).then_some(shape)
+        // A coded piece has four bytes a value and more at worst: nothing below counts beyond what fits.
+        (1..usize::MAX / 16)
+            .contains(&shape.plain_len()?)
+            .then_some(shape)
     }
 
     /// Bytes of the piece as it was computed; `None` when they cannot be counted.

@@ -45,10 +45,10 @@ pub struct Config {
     /// Tenants and their keys.
     #[serde(default)]
     pub tenants: Vec<TenantConfig>,
-}
     /// User classes whose KV never crosses quantised.
     #[serde(default)]
     pub exact_kv_classes: Vec<String>,
+}
 
 /// A model.
 #[derive(Clone, Debug, Deserialize)]
@@ -148,13 +148,13 @@ pub struct LinkConfig {
     /// TCP connections; none: as capacity and round trip ask for.
     #[serde(default)]
     pub lanes: Option<u16>,
+    /// How KV is made smaller on it.
+    #[serde(default)]
+    pub compression: LinkCompression,
     /// Ways to the site KV comes from; none: where it listens.
     #[serde(default)]
     pub paths: Vec<PathConfig>,
     /// Makes the real sockets behave like a wide-area link, for demos and drills.
-    /// How KV is made smaller on it.
-    #[serde(default)]
-    pub compression: LinkCompression,
     #[serde(default)]
     pub simulate: Option<SimulatedWan>,
 }
@@ -201,13 +201,13 @@ pub struct TenantConfig {
     /// Whose signatures count for its policies; several while keys are rotated.
     #[serde(default)]
     pub signing_keys: Vec<SigningKey>,
+    /// Whether its KV never crosses quantised.
+    #[serde(default)]
+    pub exact_kv: bool,
     /// What it may use, where that is not as usual.
     #[serde(default)]
     pub quotas: QuotaConfig,
 }
-    /// Whether its KV never crosses quantised.
-    #[serde(default)]
-    pub exact_kv: bool,
 
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
@@ -393,6 +393,7 @@ impl Config {
         if keys.len() != self.operator_keys.len() {
             return Err(ConfigError::value("operator_keys", "a key stands there twice"));
         }
+        self.check_exact_classes()?;
         for tenant in &self.tenants {
             let key = |field| format!("tenants.{}.{field}", tenant.name);
             if tenant.keys.iter().any(|k| k.is_empty() || !keys.insert(k)) {
@@ -406,7 +407,6 @@ impl Config {
                     "no site lies in {:?}; known are: {}",
                     tenant.jurisdiction,
                     names.jurisdictions.join(", ")
-        self.check_exact_classes()?;
                 );
                 return Err(ConfigError::value(key("jurisdiction"), problem));
             }
@@ -428,6 +428,7 @@ impl LinkConfig {
     pub fn egress(&self) -> Egress {
         Egress {
             budget: self.budget_mbps.map(megabits),
+            compression: Some(self.compression.into()),
         }
     }
 
@@ -441,12 +442,12 @@ impl LinkConfig {
         if paths.is_empty() {
             paths.push(address.into());
         }
-            compression: Some(self.compression.into()),
         PeerLink {
             paths,
             capacity: Some(megabits(self.capacity_mbps)),
             rtt: Duration::from_millis(self.rtt_ms),
             lanes: self.lanes,
+            quantised: self.compression.quant(),
         }
     }
 }
@@ -460,7 +461,6 @@ impl InstanceConfig {
     pub fn pool(&self) -> Bytes {
         Bytes(self.kv_pool_mib << 20)
     }
-            quantised: self.compression.quant(),
 }
 
 fn site_spec(site: &SiteConfig) -> SiteSpec {

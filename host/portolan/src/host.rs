@@ -2,6 +2,7 @@
 
 mod parts;
 mod site;
+mod tls;
 
 pub use parts::{HostError, component_loader, component_loader_with};
 pub use site::RunningSite;
@@ -81,8 +82,8 @@ impl Host {
             clock,
             random,
             secrets,
-        };
             exact: config.exact_kv(),
+        };
         let mut sites = Vec::new();
         for site in &config.sites {
             sites.push(RunningSite::prepare(site, &shared).await?);

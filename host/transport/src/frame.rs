@@ -351,15 +351,20 @@ fn read<'a, T: Deserialize<'a>>(kind: Kind, meta: &'a [u8]) -> Result<T, FrameEr
 fn put<T: Serialize>(kind: Kind, payload_len: u32, fields: &T) -> Bytes {
     // Serialising plain data into a growing buffer cannot fail.
     let meta = postcard::to_stdvec(fields).unwrap_or_default();
+    put_raw(kind as u8, payload_len, &meta)
+}
+
+/// A frame of any kind byte and any fields, with the checksums they call for.
+pub(crate) fn put_raw(kind: u8, payload_len: u32, meta: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(HEAD_BYTES + meta.len());
-    out.put_slice(&[kind as u8, 0, 0, 0]);
+    out.put_slice(&[kind, 0, 0, 0]);
     out.put_u32_le(u32::try_from(meta.len()).unwrap_or(u32::MAX));
     out.put_u32_le(payload_len);
     out.put_u32_le(0);
-    out.put_u64_le(xxh3_64(&meta));
+    out.put_u64_le(xxh3_64(meta));
     let check = xxh3_64(&out);
     out.put_u64_le(check);
-    out.put_slice(&meta);
+    out.put_slice(meta);
     out.freeze()
 }
 
@@ -406,3 +411,5 @@ pub(crate) fn cut_text(mut text: String) -> String {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::frames as samples;

@@ -16,6 +16,10 @@ use tokio_util::sync::DropGuard;
 /// Most pieces a transfer may bring; zero-sized ones are not bounded by the size of the KV.
 const PIECES_MAX: usize = 1 << 20;
 
+/// Largest piece: a layer of a prompt of a million tokens of the largest models. Room for it is made when it begins, so
+/// this is what a holder that lies can make a receiver reserve.
+const PIECE_MAX: u64 = 1 << 32;
+
 /// Where events of a transfer go.
 pub(crate) type Events = mpsc::UnboundedSender<Result<Arrived, TransferError>>;
 
@@ -109,16 +113,16 @@ pub(crate) struct Inbound {
     pub(crate) begun_at: Instant,
     pub(crate) ledger: Ledger,
     events: Events,
-    manifest: Option<KvManifest>,
-    coding: Coding,
-    /// Bytes of pieces that may still begin, and that have begun.
-    budget: u64,
     /// What the receiver takes beside the lossless codings.
     lossy: Option<KvQuant>,
-    begun: u64,
-    largest: u64,
+    manifest: Option<KvManifest>,
+    coding: Coding,
     /// Set by the first piece that came quantised.
     quantised: Option<KvQuant>,
+    /// Bytes of pieces that may still begin, and that have begun.
+    budget: u64,
+    begun: u64,
+    largest: u64,
     digest: u64,
     pieces: HashMap<PieceId, Piece>,
     /// Number of each piece's first chunk.
@@ -143,13 +147,13 @@ impl Inbound {
         Self {
             begun_at: Instant::now(),
             ledger,
+            lossy: None,
             coding: Coding::Plain,
+            quantised: None,
             begun: 0,
             largest: 0,
             digest: 0,
-            lossy: None,
             order,
-            quantised: None,
             priority,
             number,
             events,
@@ -167,10 +171,6 @@ impl Inbound {
         }
     }
 
-    pub(crate) fn has_manifest(&self) -> bool {
-        self.manifest.is_some()
-    }
-
     /// Takes KV that is quantised like this, too.
     pub(crate) fn accepting(mut self, lossy: Option<KvQuant>) -> Self {
         self.lossy = lossy;
@@ -181,6 +181,10 @@ impl Inbound {
     pub(crate) fn accepts(&self) -> Vec<Coding> {
         let lossy = self.lossy.map(Coding::from);
         Coding::READ.into_iter().chain(lossy).collect()
+    }
+
+    pub(crate) fn has_manifest(&self) -> bool {
+        self.manifest.is_some()
     }
 
     /// Ends the transfer for its consumer.
@@ -286,6 +290,9 @@ impl Inbound {
             Some(LayerKv::Recurrent { .. }) => tokens.start == tokens.end,
             None => false,
         };
+        if head.piece_len > PIECE_MAX {
+            return Err(Breach::TooMuch);
+        }
         let expected = manifest.layout.piece_bytes(head.piece.layer, head.piece.len());
         let sound = expected == Some(ByteCount(head.piece_len)) || self.quantised_shape(head).is_some();
         if !within || tokens.end > manifest.tokens || !sound {
@@ -308,13 +315,6 @@ impl Inbound {
         usize::try_from(head.offset / chunk).map_err(|_| Breach::ForeignChunk)
     }
 
-    /// Takes verified bytes.
-    pub(crate) fn fill(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> Result<(), Breach> {
-        let Some(Piece::Filling { slots, missing }) = self.pieces.get_mut(&meta.head.piece) else {
-            return Ok(());
-        };
-        let index = usize::try_from(meta.head.offset / u64::from(chunk)).map_err(|_| Breach::ForeignChunk)?;
-        let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
     /// The shape and coding of a piece that comes quantised. Its size tells: a quantised piece is always smaller.
     fn quantised_shape(&self, head: &ChunkHead) -> Option<(PieceShape, KvQuant)> {
         let quant = self.coding.quant()?;
@@ -323,6 +323,13 @@ impl Inbound {
         (len == head.piece_len).then_some((shape, quant))
     }
 
+    /// Takes verified bytes.
+    pub(crate) fn fill(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> Result<(), Breach> {
+        let Some(Piece::Filling { slots, missing }) = self.pieces.get_mut(&meta.head.piece) else {
+            return Ok(());
+        };
+        let index = usize::try_from(meta.head.offset / u64::from(chunk)).map_err(|_| Breach::ForeignChunk)?;
+        let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
         if matches!(slot, Slot::Filled(_)) {
             return Ok(());
         }
@@ -341,13 +348,6 @@ impl Inbound {
         Ok(())
     }
 
-    /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
-    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> u32 {
-        if let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&meta.head.piece) {
-            let index = usize::try_from(meta.head.offset / u64::from(chunk)).unwrap_or(usize::MAX);
-            if let Some(slot @ Slot::Taken) = slots.get_mut(index) {
-                *slot = Slot::Free(buffer);
-            }
     fn emit_piece(&mut self, head: &ChunkHead, bytes: Bytes) {
         let id = head.piece.clone();
         let Some((shape, quant)) = self.quantised_shape(head) else {
@@ -364,6 +364,13 @@ impl Inbound {
         let _ = self.events.send(Ok(Arrived::Quantised(piece)));
     }
 
+    /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
+    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> u32 {
+        if let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&meta.head.piece) {
+            let index = usize::try_from(meta.head.offset / u64::from(chunk)).unwrap_or(usize::MAX);
+            if let Some(slot @ Slot::Taken) = slots.get_mut(index) {
+                *slot = Slot::Free(buffer);
+            }
         }
         let count = self.damaged.entry(meta.head.no).or_default();
         *count += 1;
@@ -405,6 +412,7 @@ impl Inbound {
             prefill: totals.report,
             bytes,
             chunks_resent: self.resent,
+            quantised: self.quantised,
         }));
         Ok(true)
     }
@@ -412,7 +420,6 @@ impl Inbound {
 
 /// Bytes of the chunk at this head's offset.
 fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
-            quantised: self.quantised,
     let rest = head.piece_len.saturating_sub(head.offset);
     usize::try_from(rest.min(u64::from(chunk))).unwrap_or(0)
 }
@@ -444,6 +451,13 @@ fn join(slots: Vec<Slot>) -> BytesMut {
         whole.unsplit(part);
     }
     whole
+}
+
+impl Inbound {
+    /// Whether what was begun lies within what was granted and one piece more.
+    pub(crate) fn is_within_credit(&self) -> bool {
+        self.begun <= self.ledger.granted().saturating_add(self.largest)
+    }
 }
 
 #[cfg(test)]

@@ -21,20 +21,39 @@ use xxhash_rust::xxh3::Xxh3Builder;
 /// Bytes read between two updates of the checksum: still in the cache when they are hashed.
 const HASH_STEP: usize = 256 << 10;
 
+/// A lane that is open, its chunk size, and the number of the listener's session.
+type Opened = (Halves, u32, u128);
+
 /// Keeps one lane of a link open for as long as the site lives.
 pub(crate) async fn keep(shared: Arc<Shared>, link: Arc<Link>, lane: usize) {
     let timing = link.timing;
     let mut wait = timing.redial();
+    let mut home = None;
     loop {
         let kicked = link.kick.notified();
-        let path = link.paths.pick(lane, Instant::now());
-        match open(&shared, &link, path.map(|(_, path)| path)).await {
+        let (path, opened) = match home.take() {
+            Some((path, opened)) => (Some(path), Ok(opened)),
+            None => {
+                let path = link.paths.pick(lane, Instant::now());
+                (path, open(&shared, &link, path.map(|(_, path)| path)).await)
+            }
+        };
+        match opened {
             Ok((halves, chunk, number)) => {
                 link.attach(lane, number);
-                let broken = run(&link, halves, chunk, path.map(|(index, _)| index)).await;
+                wait = timing.redial();
+                let on = path.map(|(index, _)| index);
+                let broken = tokio::select! {
+                    broken = run(&link, halves, chunk, on) => broken,
+                    back = way_home(&shared, &link, lane, on) => {
+                        tracing::debug!(peer = %link.peer, lane, "a lane goes back to its own path");
+                        link.detach(lane, "it went back to its own path".into());
+                        home = Some(back);
+                        continue;
+                    }
+                };
                 tracing::debug!(peer = %link.peer, lane, %broken, "a lane broke");
                 link.detach(lane, broken.to_string());
-                wait = timing.redial();
             }
             Err(fault) => link.dial_failed(lane, fault),
         }
@@ -49,8 +68,29 @@ pub(crate) async fn keep(shared: Arc<Shared>, link: Arc<Link>, lane: usize) {
     }
 }
 
+/// Opens a lane along the path that a lane left, once that is due and nothing is under way that would have to be sent
+/// once more.
+async fn way_home(
+    shared: &Shared,
+    link: &Link,
+    lane: usize,
+    on: Option<usize>,
+) -> ((usize, LinkPath), Opened) {
+    loop {
+        tokio::time::sleep(link.timing.stall).await;
+        let home = link.paths.way_home(lane, on, Instant::now());
+        let Some((index, path)) = home.filter(|_| link.transfers() == 0) else {
+            continue;
+        };
+        match open(shared, link, Some(path)).await {
+            Ok(opened) => return ((index, path), opened),
+            Err(_) => link.paths.failed(index, Instant::now()),
+        }
+    }
+}
+
 /// Makes a connection along `path` and opens a lane on it.
-async fn open(shared: &Shared, link: &Link, path: Option<LinkPath>) -> Result<(Halves, u32, u128), Fault> {
+async fn open(shared: &Shared, link: &Link, path: Option<LinkPath>) -> Result<Opened, Fault> {
     let timing = link.timing;
     let path = path.ok_or_else(|| Fault {
         detail: "the peer has no address".into(),

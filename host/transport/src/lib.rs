@@ -83,6 +83,7 @@ mod counters;
 mod delivery;
 pub mod fault_proxy;
 mod frame;
+pub mod fuzz;
 mod hello;
 mod holder;
 mod inbound;

@@ -46,6 +46,14 @@ impl Paths {
         Some((index, self.paths[index]))
     }
 
+    /// The path that is `lane`'s own, if the lane is on another one and its own may be tried again.
+    pub(crate) fn way_home(&self, lane: usize, on: Option<usize>, now: Instant) -> Option<(usize, LinkPath)> {
+        let home = lane.checked_rem(self.paths.len())?;
+        let health = self.health.lock();
+        let due = health[home].until.is_none_or(|until| until <= now);
+        (on != Some(home) && due).then(|| (home, self.paths[home]))
+    }
+
     /// A lane could not be made over this path, or broke on it.
     pub(crate) fn failed(&self, index: usize, now: Instant) {
         if let Some(health) = self.health.lock().get_mut(index) {
@@ -91,5 +99,17 @@ mod tests {
         paths.worked(0);
         assert_eq!(picked(0, now), 0);
         assert!(Paths::new(Vec::new()).pick(0, now).is_none());
+    }
+
+    #[test]
+    fn a_lane_goes_home_when_its_own_path_is_due() {
+        let paths = Paths::new(vec![path(1), path(2)]);
+        let now = Instant::now();
+        let home = |lane, on, now| paths.way_home(lane, on, now).map(|(index, _)| index);
+        assert_eq!((home(1, Some(1), now), home(1, Some(0), now)), (None, Some(1)));
+        paths.failed(1, now);
+        assert_eq!(home(1, Some(0), now + COOL_DOWN / 2), None);
+        assert_eq!(home(1, Some(0), now + COOL_DOWN), Some(1));
+        assert_eq!(Paths::new(Vec::new()).way_home(3, None, now), None);
     }
 }

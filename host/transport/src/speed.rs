@@ -350,6 +350,6 @@ fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
         held: 0,
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
-    })
         fidelity: plan.quant().map_or(Fidelity::Exact, |_| Fidelity::Quantised),
+    })
 }

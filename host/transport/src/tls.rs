@@ -11,6 +11,7 @@ pub use issue::{IssueError, Issued, SiteIssuer};
 
 use crate::wire::{Accepted, PeerProof, Wire, Wiring};
 use async_trait::async_trait;
+use parking_lot::RwLock;
 use portolan_base::SiteName;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,7 +46,7 @@ pub struct TlsFiles {
 }
 
 /// The same as texts.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct TlsIdentity {
     /// The authority that signed the certificates of all sites.
     pub ca: String,
@@ -112,8 +113,16 @@ impl TlsFiles {
 
 /// Wraps lanes in mutual TLS 1.3.
 pub struct MutualTls {
+    site: SiteName,
+    current: RwLock<Ends>,
+}
+
+/// Both ends of a connection as one identity makes them.
+#[derive(Clone)]
+struct Ends {
     connector: TlsConnector,
     acceptor: TlsAcceptor,
+    identity: TlsIdentity,
 }
 
 impl std::fmt::Debug for MutualTls {
@@ -128,6 +137,33 @@ impl MutualTls {
     /// # Errors
     /// When the texts are not PEM, do not fit together, or belong to another site.
     pub fn new(site: &SiteName, identity: &TlsIdentity) -> Result<Self, TlsError> {
+        Ok(Self {
+            site: site.clone(),
+            current: RwLock::new(Ends::new(site, identity)?),
+        })
+    }
+
+    /// Proves the site by `identity` on every connection made from now on; those that are open stay as they are. Says
+    /// whether it is another identity than before.
+    ///
+    /// # Errors
+    /// As [`MutualTls::new`]; the identity before stays in use.
+    pub fn renew(&self, identity: &TlsIdentity) -> Result<bool, TlsError> {
+        if self.current.read().identity == *identity {
+            return Ok(false);
+        }
+        let ends = Ends::new(&self.site, identity)?;
+        *self.current.write() = ends;
+        Ok(true)
+    }
+
+    fn ends(&self) -> Ends {
+        self.current.read().clone()
+    }
+}
+
+impl Ends {
+    fn new(site: &SiteName, identity: &TlsIdentity) -> Result<Self, TlsError> {
         let roots = Arc::new(roots(&identity.ca)?);
         let chain = certificates("certificate", &identity.certificate)?;
         let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|e| pem("key", e))?;
@@ -157,6 +193,7 @@ impl MutualTls {
         Ok(Self {
             connector: TlsConnector::from(Arc::new(client)),
             acceptor: TlsAcceptor::from(Arc::new(server)),
+            identity: identity.clone(),
         })
     }
 }
@@ -166,11 +203,12 @@ impl Wiring for MutualTls {
     async fn dialed(&self, stream: TcpStream, peer: &SiteName) -> io::Result<Box<dyn Wire>> {
         let name = server_name(peer).map_err(io::Error::other)?;
         let stream = BufReader::with_capacity(READ_AHEAD, stream);
-        Ok(Box::new(self.connector.connect(name, stream).await?))
+        Ok(Box::new(self.ends().connector.connect(name, stream).await?))
     }
 
     async fn accepted(&self, stream: TcpStream) -> io::Result<Accepted> {
         let stream = self
+            .ends()
             .acceptor
             .accept(BufReader::with_capacity(READ_AHEAD, stream))
             .await?;

@@ -2,6 +2,7 @@
 
 use super::as_port;
 use super::parts::{HostError, Model, Shared};
+use super::tls::{self, Renewal};
 use crate::config::SiteConfig;
 use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
@@ -10,7 +11,7 @@ use portolan_fleet::{Agent, Chart, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
-use portolan_transport::{Admission, MutualTls, PlainTcp, SiteTransport, TlsFiles, TransportConfig, Wiring};
+use portolan_transport::{Admission, SiteTransport, TransportConfig};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -32,6 +33,7 @@ pub struct RunningSite {
     transport: Arc<SiteTransport>,
     peers: Arc<LateSource>,
     gateway: Option<Arc<Site>>,
+    renewal: Option<Renewal>,
     tasks: JoinSet<()>,
     /// Ends when the last client is served after `stop`.
     serving: Option<JoinHandle<()>>,
@@ -48,11 +50,12 @@ impl RunningSite {
             .local_addr()
             .map_err(|e| listen_error("the gateway", config.listen, &e))?;
         let peers = Arc::new(LateSource::default());
+        let (wiring, renewal) = tls::wiring(config)?;
         let transport = SiteTransport::bind_with(
             transport_config(config, shared),
             Arc::clone(&peers) as Arc<dyn KvSource>,
             Arc::clone(&shared.random),
-            wiring(config)?,
+            wiring,
         )
         .await
         .map_err(|e| listen_error("the transport", config.transport, &e))?;
@@ -64,6 +67,7 @@ impl RunningSite {
             transport: Arc::new(transport),
             peers,
             gateway: None,
+            renewal,
             tasks: JoinSet::new(),
             serving: None,
             stop: Arc::new(Notify::new()),
@@ -88,6 +92,9 @@ impl RunningSite {
             clock: Arc::clone(&shared.clock),
         };
         self.tasks = agent.start();
+        if let Some(renewal) = self.renewal.take() {
+            self.tasks.spawn(renewal.run());
+        }
         let gateway = Site::new(SiteParts {
             name: self.name.clone(),
             index,
@@ -101,6 +108,7 @@ impl RunningSite {
             random: Arc::clone(&shared.random),
             secret: shared.secrets.caches,
             limits: Limits::default(),
+            exact: shared.exact.clone(),
         });
         self.peers.set(PeerService::new(&gateway));
         if let Some(listener) = self.listener.take() {
@@ -108,7 +116,6 @@ impl RunningSite {
             let site = Arc::clone(&gateway);
             let serve = async move {
                 let stopped = async move { stop.notified().await };
-            exact: shared.exact.clone(),
                 if let Err(error) = portolan_gateway::http::serve(site, listener, stopped).await {
                     tracing::error!(%error, "the gateway's listener broke");
                 }
@@ -216,29 +223,6 @@ fn transport_config(config: &SiteConfig, shared: &Shared) -> TransportConfig {
         admission: Admission::NamedPeers,
         ..TransportConfig::new(config.name.clone(), config.transport, shared.secrets.cluster)
     }
-}
-
-/// What KV of this site crosses in: TLS, or bare TCP where the configuration allows that.
-fn wiring(config: &SiteConfig) -> Result<Arc<dyn Wiring>, HostError> {
-    let Some(tls) = &config.tls else {
-        if !config.transport.ip().is_loopback() {
-            tracing::warn!(site = %config.name, address = %config.transport, "KV leaves this machine unencrypted");
-        }
-        return Ok(Arc::new(PlainTcp));
-    };
-    let files = TlsFiles {
-        ca: tls.ca.clone(),
-        certificate: tls.certificate.clone(),
-        key: tls.key.clone(),
-    };
-    let wiring = files
-        .read()
-        .and_then(|identity| MutualTls::new(&config.name, &identity));
-    let wiring = wiring.map_err(|source| HostError::Tls {
-        site: config.name.clone(),
-        source,
-    })?;
-    Ok(Arc::new(wiring))
 }
 
 fn listen_error(what: &str, address: SocketAddr, error: &dyn std::fmt::Display) -> HostError {

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 const OPEN: Stage = Stage::Open { chunk: 1 << 20 };
 
-fn frames() -> Vec<Frame> {
+/// One frame of each kind, as far as the kinds differ in their fields.
+pub(crate) fn frames() -> Vec<Frame> {
     let id = TransferId(7);
     let piece = PieceId {
         layer: 3,
@@ -40,8 +41,8 @@ fn frames() -> Vec<Frame> {
         model_version: 1,
         dtype: KvDtype::Bf16,
         block_tokens: 4,
-        layers,
         window: None,
+        layers,
     };
     vec![
         Frame::Manifest(

@@ -147,7 +147,6 @@ fn other_chunks_than_the_holder_sent_are_not_the_same_set() {
     ));
 }
 
-proptest! {
 #[test]
 fn quantised_kv_is_taken_where_it_was_asked_for_and_known_by_its_size() {
     let announced = |coding| Announcement {
@@ -204,6 +203,7 @@ fn quantised_kv_is_taken_where_it_was_asked_for_and_known_by_its_size() {
     );
 }
 
+proptest! {
     #[test]
     fn whatever_chunks_come_no_more_is_kept_than_was_announced(
         chunks in proptest::collection::vec(

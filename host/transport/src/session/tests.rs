@@ -182,8 +182,8 @@ fn hybrid(session: &Arc<Session>, id: TransferId, priority: u8, credit: u64) -> 
         session: Arc::clone(session),
         transfer: id,
         cancelled,
-    };
         packer: Packer::new(Coding::Plain),
+    };
     let attention = LayerKv::FullAttention {
         kv_heads: 1,
         head_dim: 1,

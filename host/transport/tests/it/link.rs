@@ -82,6 +82,37 @@ async fn chunks_move_to_a_live_path_when_one_stalls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_go_back_to_a_path_that_was_mended() {
+    let holder = start(config("holder"), Source::new(Conduct::Whole)).await;
+    let (one, two) = (proxy(&holder, None).await, proxy(&holder, None).await);
+    let paths = vec![one.address().into(), two.address().into()];
+    let asker = asker_over(paths, config("asker")).await;
+    let lanes = |one: &FaultProxy, two: &FaultProxy| (one.open(), two.open());
+    until("all lanes are open", Duration::from_secs(3), || {
+        lanes(&one, &two) == (2, 2)
+    })
+    .await;
+    one.cut();
+    until("every lane is on the live path", Duration::from_secs(4), || {
+        two.open() == 4
+    })
+    .await;
+    one.heal();
+    let (came, healed) = (one.forwarded(Direction::ToClient), Instant::now());
+    // Two lanes failed on it, so it is left alone for four seconds.
+    until("two lanes are back", Duration::from_secs(20), || {
+        lanes(&one, &two) == (2, 2)
+    })
+    .await;
+    println!(
+        "two lanes were back {:?} after the path was mended",
+        healed.elapsed()
+    );
+    whole(&asker, order(1, 300)).await;
+    assert!(one.forwarded(Direction::ToClient) > came);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_path_that_answers_nothing_costs_a_moment_and_one_that_does_not_exist_less() {
     let holder = start(config("holder"), Source::new(Conduct::Whole)).await;
     // Accepts nothing: its backlog fills, and further attempts get no answer, as behind a firewall that drops them.
@@ -275,35 +306,6 @@ async fn kv_is_compressed_by_itself_where_the_link_is_slow() {
     assert!((25..80).contains(&mbit), "{mbit}");
 }
 
-/// Injected loss: what `TCP_INFO` would say on a path that loses one segment in a hundred.
-struct Lossy;
-
-impl LinkProbe for Lossy {
-    fn read(&self, _: BorrowedFd<'_>) -> Option<Segments> {
-        Some(Segments {
-            sent: 1000,
-            retransmitted: 10,
-        })
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_receiver_learns_what_the_holders_kernel_sends_again() {
-    let parts = TransportParts {
-        source: Source::new(Conduct::Whole),
-        random: Arc::new(Seed::new(5)),
-        wiring: Arc::new(PlainTcp),
-        probe: Arc::new(Lossy),
-    };
-    let holder = SiteTransport::bind_parts(config("holder"), parts).await.unwrap();
-    let asker = asker(config("asker"), holder.address()).await;
-    whole(&asker, order(1, 100)).await;
-    // Four lanes, each counted once.
-    until("the figures are here", Duration::from_secs(3), || {
-        asker.link(&site("holder")).unwrap().segments == (4000, 40)
-    })
-    .await;
-}
 /// An order whose pieces are as large as an engine's and hold numbers.
 fn numbers() -> KvOrder {
     order(NUMBERS, 500)
@@ -429,3 +431,32 @@ async fn nothing_is_quantised_unless_both_sites_are_told_to() {
     }
 }
 
+/// Injected loss: what `TCP_INFO` would say on a path that loses one segment in a hundred.
+struct Lossy;
+
+impl LinkProbe for Lossy {
+    fn read(&self, _: BorrowedFd<'_>) -> Option<Segments> {
+        Some(Segments {
+            sent: 1000,
+            retransmitted: 10,
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_receiver_learns_what_the_holders_kernel_sends_again() {
+    let parts = TransportParts {
+        source: Source::new(Conduct::Whole),
+        random: Arc::new(Seed::new(5)),
+        wiring: Arc::new(PlainTcp),
+        probe: Arc::new(Lossy),
+    };
+    let holder = SiteTransport::bind_parts(config("holder"), parts).await.unwrap();
+    let asker = asker(config("asker"), holder.address()).await;
+    whole(&asker, order(1, 100)).await;
+    // Four lanes, each counted once.
+    until("the figures are here", Duration::from_secs(3), || {
+        asker.link(&site("holder")).unwrap().segments == (4000, 40)
+    })
+    .await;
+}

@@ -107,6 +107,44 @@ async fn kv_crosses_under_tls_and_no_byte_of_it_can_be_read_on_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_certificate_proves_new_connections_and_open_ones_live_on() {
+    let (before, after) = (Authority::new(), Authority::new());
+    let tls = |name: &str| Arc::new(MutualTls::new(&site(name), &before.identity(name)).unwrap());
+    let (holder_tls, asker_tls) = (tls("holder"), tls("asker"));
+    let holder = bind(
+        config("holder"),
+        Source::new(Conduct::Whole),
+        Arc::clone(&holder_tls) as _,
+    )
+    .await;
+    let over = async |name: &str, wiring: Arc<dyn Wiring>| {
+        let mut config = config(name);
+        config.peers.insert(site("holder"), vec![holder.address()].into());
+        bind(config, Source::new(Conduct::Fails), wiring).await
+    };
+    let asker = over("asker", Arc::clone(&asker_tls) as _).await;
+    let whole = async |asker: &SiteTransport, seed| {
+        let order = order(seed, 300);
+        let mut pull = asker.pull(&site("holder"), order.clone()).await.unwrap();
+        assert_whole(&order, drain(&mut pull).await.unwrap().0);
+    };
+    whole(&asker, 1).await;
+    // A new authority, taken up by both.
+    let renewed = after.identity("holder");
+    assert!(holder_tls.renew(&renewed).unwrap());
+    assert!(!holder_tls.renew(&renewed).unwrap(), "the same again");
+    assert!(
+        holder_tls.renew(&after.identity("asker")).is_err(),
+        "another site's"
+    );
+    assert!(asker_tls.renew(&after.identity("asker")).unwrap());
+    whole(&asker, 2).await;
+    // Whoever comes from here on has to show the new one.
+    pull_error(&over("late", before.tls("late")).await).await;
+    whole(&over("late", after.tls("late")).await, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_byte_under_tls_costs_a_lane_and_no_answer() {
     let authority = Authority::new();
     let holder = bind(

@@ -76,25 +76,25 @@ pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
         held: 0,
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
-    }
         fidelity: Default::default(),
+    }
 }
 
 /// Orders seeded from here on bring values that compress well.
 pub(crate) const COMPRESSIBLE: u32 = 1 << 20;
 
-/// The pieces an order must bring: sizes from none to many chunks.
 /// Orders seeded with this bring numbers between -1 and 1, as KV does; others bring any bytes.
 pub(crate) const NUMBERS: u32 = (1 << 20) - 1;
 
+/// The pieces an order must bring: sizes from none to many chunks.
 pub(crate) fn pieces(order: &KvOrder) -> Vec<KvPiece> {
     let end = u32::try_from(order.tokens.len()).unwrap();
     let number = order.tokens.first().copied().unwrap_or(0);
     let seed = Seed::new(u64::from(number));
     let piece = |seed: &Seed, id: PieceId| match number {
         COMPRESSIBLE.. => dull(&id),
-        _ => piece(seed, id),
         NUMBERS => between_one_and_minus_one(seed, id),
+        _ => piece(seed, id),
     };
     let mut pieces = Vec::new();
     for layer in [0, 2] {
@@ -124,7 +124,6 @@ pub(crate) fn pieces(order: &KvOrder) -> Vec<KvPiece> {
     pieces
 }
 
-fn dull(id: &PieceId) -> KvPiece {
 fn between_one_and_minus_one(seed: &Seed, id: PieceId) -> KvPiece {
     let values = layout().piece_bytes(id.layer, id.len()).unwrap().0 / 4;
     let value = |_| (seed.below(1 << 24) as f32 / (1 << 23) as f32) - 1.0;
@@ -135,6 +134,7 @@ fn between_one_and_minus_one(seed: &Seed, id: PieceId) -> KvPiece {
     }
 }
 
+fn dull(id: &PieceId) -> KvPiece {
     let len = layout().piece_bytes(id.layer, id.len()).unwrap().0 as usize;
     let bytes: Vec<u8> = (0..len).map(|i| (i / 50) as u8 ^ id.layer as u8).collect();
     KvPiece {
