@@ -7,4 +7,4 @@ pub mod quant;
 pub mod summary;
 
 pub use index::{Arrival, Holder, Lookup, Match, Place, PrefixIndex, SharedIndex, SourceState};
-pub use pool::{BLOCK_OVERHEAD, Held, Inserted, PoolBlock, PrefixPool};
+pub use pool::{BLOCK_OVERHEAD, BlockWindow, Held, HeldBlocks, Inserted, PoolBlock, PrefixPool};

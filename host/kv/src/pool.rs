@@ -7,8 +7,12 @@
 //!
 //! Leases are reference counts: as long as a caller keeps the [`Arc`] of a block, the block stays.
 
+mod window;
+
 #[cfg(test)]
 mod tests;
+
+pub use window::{BlockWindow, HeldBlocks};
 
 use bytes::Bytes as Buffer;
 use portolan_base::{BlockHash, BlockId, Bytes};
@@ -73,6 +77,8 @@ pub struct PrefixPool {
     budget: Bytes,
     used: Bytes,
     needs_snapshot: bool,
+    /// What a hit needs, where that is not every block before it.
+    window: Option<BlockWindow>,
     entries: HashMap<BlockId, Entry>,
     /// Blocks without children by last use: what may be evicted, oldest first.
     leaves: BTreeMap<u64, BlockId>,
@@ -102,6 +108,7 @@ impl PrefixPool {
             budget,
             used: Bytes(0),
             needs_snapshot,
+            window: None,
             entries: HashMap::new(),
             leaves: BTreeMap::new(),
             uses: 0,
@@ -141,7 +148,7 @@ impl PrefixPool {
             return self.complete(block);
         }
         // Leased while room is made, so that the parent is not what makes room for its child.
-        let _parent = match block.parent.map(|id| self.entries.get(&id)) {
+        let _parent = match self.parent_of(&block).map(|id| self.entries.get(&id)) {
             Some(None) => return Inserted::default(),
             Some(Some(entry)) => Some(Arc::clone(&entry.block)),
             None => None,
@@ -237,7 +244,10 @@ impl PrefixPool {
 
     /// Adds a childless entry whose parent is held.
     fn put(&mut self, entry: Entry) {
-        if let Some(parent) = entry.block.parent.and_then(|id| self.entries.get_mut(&id)) {
+        if let Some(parent) = self
+            .parent_of(&entry.block)
+            .and_then(|id| self.entries.get_mut(&id))
+        {
             parent.children += 1;
             self.leaves.remove(&parent.last_use);
         }
@@ -251,7 +261,10 @@ impl PrefixPool {
         let entry = self.entries.remove(id)?;
         self.leaves.remove(&entry.last_use);
         self.used = self.used - entry.block.size();
-        if let Some(parent) = entry.block.parent.and_then(|id| self.entries.get_mut(&id)) {
+        if let Some(parent) = self
+            .parent_of(&entry.block)
+            .and_then(|id| self.entries.get_mut(&id))
+        {
             parent.children -= 1;
             if parent.children == 0 {
                 self.leaves.insert(parent.last_use, parent.block.id);

@@ -6,7 +6,7 @@ use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
 use portolan_base::{BlockHash, BlockId, Bytes, CachePart, INDEX_BLOCK_TOKENS, Permille, TenantKey, Tokens};
-use portolan_kv::{PoolBlock, PrefixPool};
+use portolan_kv::{BlockWindow, HeldBlocks, PoolBlock, PrefixPool};
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{HeldPrefix, KvEvent, KvPiece};
 use std::sync::Arc;
@@ -60,7 +60,14 @@ pub(crate) struct Cache {
 
 impl Cache {
     pub(crate) fn new(budget: Bytes, layout: Arc<KvLayout>) -> Self {
-        let pool = Mutex::new(PrefixPool::new(budget, layout.is_hybrid()));
+        let pool = match layout.window {
+            None => PrefixPool::new(budget, layout.is_hybrid()),
+            Some(window) => {
+                let block = layout.block_tokens;
+                PrefixPool::windowed(budget, layout.is_hybrid(), BlockWindow { window, block })
+            }
+        };
+        let pool = Mutex::new(pool);
         Self {
             pool,
             events: broadcast::channel(EVENTS_KEPT).0,
@@ -79,24 +86,27 @@ impl Cache {
     }
 
     /// The longest usable prefix.
-    pub(crate) fn lookup(&self, names: &Names) -> Vec<Arc<PoolBlock>> {
-        self.pool.lock().lookup(&names.ids).blocks
+    pub(crate) fn lookup(&self, names: &Names) -> HeldBlocks {
+        self.pool.lock().lookup_needed(&names.ids)
     }
 
     /// The attention pieces of the longest usable prefix.
     pub(crate) fn held(&self, names: &Names) -> HeldPrefix {
-        let blocks = self.lookup(names);
+        let held = self.lookup(names);
         HeldPrefix {
-            tokens: blocks.len() as u32 * BLOCK_TOKENS,
-            pieces: self.attention_pieces(&blocks, 0),
+            tokens: held.len as u32 * BLOCK_TOKENS,
+            pieces: self.attention_pieces(&held.blocks),
         }
     }
 
-    /// The attention pieces of blocks, of which the first is block number `first` of its prompt.
-    pub(crate) fn attention_pieces(&self, blocks: &[Arc<PoolBlock>], first: usize) -> Vec<KvPiece> {
+    /// The attention pieces of blocks with their places in a prompt.
+    pub(crate) fn attention_pieces<'a>(
+        &self,
+        blocks: impl IntoIterator<Item = &'a (usize, Arc<PoolBlock>)>,
+    ) -> Vec<KvPiece> {
         let mut pieces = Vec::new();
-        for (index, block) in blocks.iter().enumerate() {
-            let start = (first + index) as u32 * BLOCK_TOKENS;
+        for (index, block) in blocks {
+            let start = *index as u32 * BLOCK_TOKENS;
             for (layer, bytes) in self.attention_layers().zip(&block.attention) {
                 pieces.push(KvPiece {
                     id: piece_id(layer, start, Tokens(BLOCK_TOKENS)),
@@ -123,6 +133,11 @@ impl Cache {
         };
         // Told under the lock, so that events come in the order of the changes. Nobody listening is no error.
         let mut pool = self.pool.lock();
+        // Leased, so that room for this block is not made at the cost of what it cannot be used without.
+        let _needed = self
+            .layout
+            .window
+            .map(|_| pool.lookup_needed(&names.ids[..index]));
         let inserted = pool.insert(block);
         let gone: Vec<BlockHash> = inserted
             .evicted
@@ -146,9 +161,9 @@ impl Cache {
         }
     }
 
-    /// Puts the KV of consecutive blocks, from a prompt's first on, into a fresh state.
-    pub(crate) fn restore(&self, blocks: &[Arc<PoolBlock>], state: &mut SequenceState) {
-        for (index, block) in blocks.iter().enumerate() {
+    /// Puts the KV of a prefix into a fresh state.
+    pub(crate) fn restore(&self, held: &HeldBlocks, state: &mut SequenceState) {
+        for (index, block) in &held.blocks {
             let start = index * BLOCK_TOKENS as usize;
             let layers = state
                 .layers
@@ -158,7 +173,8 @@ impl Cache {
                 layer.restore(start, bytes);
             }
         }
-        let snapshot = blocks.last().and_then(|block| block.snapshot.as_ref());
+        let last = held.blocks.last().map(|(_, block)| block);
+        let snapshot = last.and_then(|block| block.snapshot.as_ref());
         let layers = state
             .layers
             .iter_mut()
@@ -166,7 +182,7 @@ impl Cache {
         for (layer, bytes) in layers.zip(snapshot.into_iter().flatten()) {
             layer.restore(0, bytes);
         }
-        state.tokens = blocks.len() * BLOCK_TOKENS as usize;
+        state.tokens = held.len * BLOCK_TOKENS as usize;
     }
 
     fn attention_layers(&self) -> impl Iterator<Item = u16> {

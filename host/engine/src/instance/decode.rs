@@ -144,16 +144,18 @@ impl DecodeRun {
 /// it would keep alive beyond the pool's budget.
 fn keep(shared: &Shared, names: &Names, state: &SequenceState) {
     let block = BLOCK_TOKENS as usize;
-    for index in shared.cache.lookup(names).len()..names.len() {
+    let held = shared.cache.lookup(names);
+    let is_held = |index: &usize| held.blocks.iter().any(|(place, _)| place == index);
+    for index in (0..names.len()).filter(|index| !is_held(index)) {
         let tokens = index * block..(index + 1) * block;
         let piece = |layer: &LayerState| match layer {
             LayerState::Attention(state) if state.holds(&tokens) => Some(state.piece(tokens.clone())),
             LayerState::Attention(_) | LayerState::Recurrent(_) => None,
         };
         let attention: Vec<_> = state.layers.iter().filter_map(piece).collect();
-        // What a window left out leaves nothing for the blocks after it to stand on.
+        // A window leaves the KV of some blocks out.
         if attention.is_empty() {
-            break;
+            continue;
         }
         shared.cache.store(
             names,

@@ -104,11 +104,14 @@ impl PrefillRun {
     fn begin(&mut self, shared: &Shared) -> Result<Running, EngineError> {
         let started = Instant::now();
         let names = Names::of(&self.job.key, &self.job.tokens);
-        let blocks = shared.cache.lookup(&names);
+        let held = shared.cache.lookup(&names);
         let mut state = shared.model.network.fresh_state();
-        shared.cache.restore(&blocks, &mut state);
-        let pieces = shared.cache.attention_pieces(&blocks, 0).into_iter();
-        for piece in pieces.filter(|piece| self.is_wanted(shared, piece.id.tokens.clone())) {
+        shared.cache.restore(&held, &mut state);
+        let lacking = held.blocks.iter().filter(|(index, _)| {
+            let start = *index as u32 * BLOCK_TOKENS;
+            self.is_wanted(shared, start..start + BLOCK_TOKENS)
+        });
+        for piece in shared.cache.attention_pieces(lacking) {
             self.pieces.send(piece).map_err(|_| EngineError::Cancelled)?;
         }
         self.queued.done(state.tokens);

@@ -2,10 +2,11 @@
 //! whatever was cached, received or dropped.
 
 use crate::support::{
-    MODELS, answer, config, decode_job, folder, kv_for, load, prefill, prefill_job, prompt, start,
+    MODELS, answer, config, decode_job, folder, key, kv_for, load, prefill, prefill_job, prompt, start,
 };
+use portolan_base::Bytes;
 use portolan_base::kv::KvWindow;
-use portolan_engine::{LoadedModel, NativeInstance, generate, load_model};
+use portolan_engine::{InstanceConfig, LoadedModel, NativeInstance, generate, load_model};
 use portolan_ports::{Engine, EngineError, KvSet, Role};
 use std::sync::Arc;
 
@@ -67,6 +68,36 @@ async fn cached_received_and_computed_kv_give_the_same_answer_beyond_the_window(
             assert_eq!(got.tokens, alone, "{name} with {cached} cached");
         }
     }
+}
+
+/// One block of this model is 128 KiB; four fit, and the prompt has six.
+#[tokio::test]
+async fn reuse_needs_the_blocks_within_the_window_only() {
+    let model = windowed("tiny-qwen3", NARROW);
+    let small = InstanceConfig {
+        pool: Bytes(560 << 10),
+        ..config("a", Role::Both)
+    };
+    let engine = NativeInstance::start(Arc::clone(&model), small).unwrap();
+    let tokens = prompt(384);
+    prefill(&engine, prefill_job(&tokens, 0)).await.unwrap();
+    let held = engine.held(&key(), &tokens);
+    assert_eq!(held.tokens, 384);
+    let mut starts: Vec<_> = held.pieces.iter().map(|piece| piece.id.tokens.start).collect();
+    starts.dedup();
+    assert_eq!(starts.first(), Some(&0));
+    assert!(
+        starts.iter().all(|start| *start == 0 || *start >= 256),
+        "{starts:?}"
+    );
+    let (_, report) = prefill(&engine, prefill_job(&tokens, 0)).await.unwrap();
+    assert_eq!((report.cached, report.computed), (384, 0));
+    // What a receiver keeps of a set is enough for it to hold the prefix, too.
+    let longer = prompt(400);
+    let kv = kv_for(&engine, &longer).await;
+    let receiver = start(&model);
+    answer(receiver.decode(decode_job(&longer, kv, 1))).await;
+    assert_eq!(receiver.held(&key(), &longer).tokens, 384);
 }
 
 #[tokio::test]
