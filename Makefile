@@ -29,6 +29,10 @@ test-languages: ## Policies in four languages, made, built and compared; brings 
 bench: plugins ## What a request's decisions cost, as a table
 	PORTOLAN_PLUGINS=$(CURDIR)/$(PLUGINS_DIST) cargo bench --quiet -p portolan-bench
 
+.PHONY: bench-transport-peers
+bench-transport-peers: ## The transport beside iperf3, Mooncake and NIXL, as a table; brings them
+	tests/bench/peers-transport/run
+
 .PHONY: lint
 lint: ## Formatting and lints
 	cargo fmt --all --check
