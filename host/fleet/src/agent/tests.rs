@@ -42,6 +42,7 @@ fn engine() -> Arc<dyn Engine> {
         model: model(),
         role: Role::Both,
         layout: Arc::new(KvLayout {
+            window: None,
             model: model(),
             model_version: 1,
             dtype: KvDtype::F32,

@@ -70,7 +70,10 @@ impl DockerRegistry {
         std::fs::write(&passwords, HTPASSWD).unwrap();
         let auth = match doors {
             Doors::Open => String::new(),
-            Doors::Locked => format!("auth: {{htpasswd: {{realm: here, path: '{}'}}}}\n", passwords.display()),
+            Doors::Locked => format!(
+                "auth: {{htpasswd: {{realm: here, path: '{}'}}}}\n",
+                passwords.display()
+            ),
         };
         let text = format!(
             "{auth}version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n",
