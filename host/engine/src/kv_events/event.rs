@@ -119,18 +119,18 @@ impl<'a> Fields<'a> {
         match name {
             "block_hashes" => self.hashes = Some(list(value, hash)?),
             "parent_block_hash" => {
-                self.parent = optional(value)?.map(|mut value| hash(&mut value)).transpose()?
+                self.parent = optional(value)?.map(|mut value| hash(&mut value)).transpose()?;
             }
             "token_ids" => self.tokens = Some(list(value, token_id)?),
             "block_size" => {
-                self.block_tokens = optional(value)?.map(|mut value| number(&mut value)).transpose()?
+                self.block_tokens = optional(value)?.map(|mut value| number(&mut value)).transpose()?;
             }
             "medium" => self.medium = text(value)?,
             "extra_keys" => self.extra = extras(value)?,
             "group_idx" => {
                 self.group = optional(value)?
                     .map(|mut value| wide_number(&mut value))
-                    .transpose()?
+                    .transpose()?;
             }
             "kv_cache_spec_kind" => self.spec = text(value)?,
             "locality" => self.locality = text(value)?,

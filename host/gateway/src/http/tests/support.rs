@@ -319,7 +319,7 @@ fn names() -> NameTables {
 
 fn view(instances: &[&str]) -> FleetView {
     let instance = |name: &&str| InstanceView {
-        name: InstanceName::new(*name).unwrap(),
+        name: InstanceName::new(name).unwrap(),
         site: SiteIndex(0),
         model: 0,
         role: Role::Both,
