@@ -6,9 +6,12 @@
 mod index;
 #[path = "../../portolan/src/bench/summary.rs"]
 mod summary;
+#[path = "../../portolan/src/bench/together.rs"]
+mod together;
 
 fn main() {
     let blocks = std::env::args().nth(1).and_then(|text| text.parse().ok());
     let blocks = blocks.unwrap_or(10_000_000);
     println!("{:#?}\n{:#?}", index::measure(blocks), summary::measure(blocks));
+    println!("{:#?}", together::measure(blocks));
 }

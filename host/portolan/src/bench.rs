@@ -2,3 +2,4 @@
 
 pub mod index;
 pub mod summary;
+pub mod together;

@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 /// Blocks of each prompt that are indexed.
-const HELD: usize = 256;
+pub(super) const HELD: usize = 256;
 /// Blocks of each prompt.
 const PROMPT: usize = 2 * HELD;
 /// Blocks of one event: a prefill step of 1,024 tokens.
@@ -58,7 +58,7 @@ pub struct IndexFigures {
 pub fn measure(blocks: u64) -> IndexFigures {
     let prompts = (blocks / HELD as u64).max(1);
     let index = SharedIndex::new(Bytes(u64::MAX));
-    let asked: Vec<Vec<BlockHash>> = (0..ASKED as u64).map(|n| asked(mix(n) % prompts)).collect();
+    let asked = prompts_asked(prompts);
     let before = resident();
     let mut filling = Duration::ZERO;
     for prompt in 0..prompts {
@@ -90,10 +90,15 @@ pub fn measure(blocks: u64) -> IndexFigures {
 }
 
 /// The indexed blocks of a prompt.
-fn held(prompt: u64) -> Vec<BlockHash> {
+pub(super) fn held(prompt: u64) -> Vec<BlockHash> {
     (0..HELD as u64)
         .map(|at| BlockHash(mix(prompt << 16 | at)))
         .collect()
+}
+
+/// Prompts to ask for, drawn from so many.
+pub(super) fn prompts_asked(prompts: u64) -> Vec<Vec<BlockHash>> {
+    (0..ASKED as u64).map(|n| asked(mix(n) % prompts)).collect()
 }
 
 /// A prompt's blocks: the indexed ones, then as many that nobody holds.
@@ -102,7 +107,7 @@ fn asked(prompt: u64) -> Vec<BlockHash> {
     held(prompt).into_iter().chain(unknown).collect()
 }
 
-fn store(index: &SharedIndex, holder: Holder, blocks: &[BlockHash]) {
+pub(super) fn store(index: &SharedIndex, holder: Holder, blocks: &[BlockHash]) {
     let mut parent = None;
     for event in blocks.chunks(EVENT) {
         index.stored(holder, parent, event);
@@ -121,6 +126,12 @@ fn lookups(index: &SharedIndex, asked: &[Vec<BlockHash>], holders: usize) -> f64
             "the index answers as stored"
         );
     }
+    lookup_rate(index, asked)
+}
+
+/// Lookups a second of this thread.
+pub(super) fn lookup_rate(index: &SharedIndex, asked: &[Vec<BlockHash>]) -> f64 {
+    let mut lookup = Lookup::default();
     rate(|| {
         for chain in asked {
             index.look_up(black_box(chain), &mut lookup);
@@ -132,17 +143,17 @@ fn lookups(index: &SharedIndex, asked: &[Vec<BlockHash>], holders: usize) -> f64
 
 /// Prompts go, last block first and one block an event as engines evict, and others come; at the end all are back.
 fn churn(index: &SharedIndex, asked: &[Vec<BlockHash>]) -> f64 {
+    rate(|| asked.iter().map(|chain| churn_once(index, &chain[..HELD])).sum())
+}
+
+/// One prompt goes and comes again; returns the changes of blocks that makes.
+pub(super) fn churn_once(index: &SharedIndex, blocks: &[BlockHash]) -> u64 {
     let holder = Holder::instance(0);
-    rate(|| {
-        for chain in asked {
-            let blocks = &chain[..HELD];
-            for block in blocks.iter().rev() {
-                index.removed(holder, std::slice::from_ref(block));
-            }
-            store(index, holder, blocks);
-        }
-        (asked.len() * 2 * HELD) as u64
-    })
+    for block in blocks.iter().rev() {
+        index.removed(holder, std::slice::from_ref(block));
+    }
+    store(index, holder, blocks);
+    2 * blocks.len() as u64
 }
 
 /// Gives each prompt 15 further holders, of differing lengths; returns how many (block, holder) pairs that made.
@@ -238,7 +249,7 @@ pub(super) fn mix(n: u64) -> u64 {
 }
 
 /// Processor time that this thread has had.
-fn worked() -> Duration {
+pub(super) fn worked() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }

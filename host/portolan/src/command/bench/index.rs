@@ -1,6 +1,6 @@
 //! `portolan bench index`: the prefix index and its summary for other sites.
 
-use crate::bench::{index, summary};
+use crate::bench::{index, summary, together};
 use crate::command::output::{Failure, json, line};
 use serde::Serialize;
 
@@ -9,12 +9,14 @@ struct Report {
     #[serde(flatten)]
     index: index::IndexFigures,
     summary: summary::SummaryFigures,
+    together: together::TogetherFigures,
 }
 
 pub(super) fn run(blocks: u64, as_json: bool) -> Result<(), Failure> {
     let report = Report {
         index: index::measure(blocks),
         summary: summary::measure(blocks),
+        together: together::measure(blocks),
     };
     if as_json {
         return json(&report);
@@ -24,7 +26,11 @@ pub(super) fn run(blocks: u64, as_json: bool) -> Result<(), Failure> {
 }
 
 fn table(report: &Report) -> String {
-    let Report { index, summary } = report;
+    let Report {
+        index,
+        summary,
+        together,
+    } = report;
     let rows = [
         ("blocks indexed", index.blocks as f64, ""),
         ("lookups, one holder", index.lookups_per_s, "/s"),
@@ -47,6 +53,12 @@ fn table(report: &Report) -> String {
             " in a million",
         ),
         ("summary, lookups", summary.lookups_per_s, "/s"),
+        ("threads together", together.threads as f64, ""),
+        ("lookups, one thread", together.alone_per_s, "/s"),
+        ("lookups, all threads", together.all_per_s, "/s"),
+        ("lookups beside a stream", together.beside_stream_per_s, "/s"),
+        ("lookups beside a flood", together.beside_flood_per_s, "/s"),
+        ("events of the flood", together.flood_per_s, "/s"),
     ];
     let lines = rows.map(|(name, figure, unit)| format!("{name:<24}{figure:>16.2}{unit}"));
     lines.join("\n")
