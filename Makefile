@@ -33,6 +33,11 @@ bench: plugins ## What a request's decisions cost, as a table
 bench-transport-peers: ## The transport beside iperf3, Mooncake and NIXL, as a table; brings them
 	tests/bench/peers-transport/run
 
+.PHONY: bench-index-peers
+bench-index-peers: ## The prefix index beside another router's, on one trace; builds that too
+	CARGO_BUILD_JOBS=$(or $(CARGO_BUILD_JOBS),1) cargo run --release --quiet \
+		--manifest-path tests/bench/peers-index/Cargo.toml -- $(or $(BLOCKS),2000000)
+
 .PHONY: lint
 lint: ## Formatting and lints
 	cargo fmt --all --check
