@@ -119,24 +119,21 @@ impl EngineSource {
             }
             Arrival::Next => {}
         }
-        for run in batch.events.chunk_by(both_stored) {
-            // States lie at the end of blocks whose attention KV is told of in the same batch, often after them. Told
-            // first, attention keeps a prompt's blocks side by side.
-            for kind in [GroupKind::Attention, GroupKind::State] {
-                let stored = run.iter().filter_map(|event| match event {
-                    CacheEvent::Stored(stored) if stored.group.kind == kind => Some(stored),
-                    _ => None,
-                });
-                stored.for_each(|stored| self.stored(stored, salts, tell));
-            }
-            for event in run {
-                match event {
-                    CacheEvent::Stored(_) => {}
-                    CacheEvent::Removed(removed) => self.removed(removed, tell),
-                    CacheEvent::Cleared => {
-                        self.forget(tell);
-                        self.state.restored();
+        for run in batch.events.chunk_by(together) {
+            match run {
+                [CacheEvent::Stored(_), ..] => self.stored_together(run, salts, tell),
+                [CacheEvent::Removed(first), others @ ..] => {
+                    let mut removed = first.clone();
+                    for other in others {
+                        if let CacheEvent::Removed(other) = other {
+                            removed.hashes.extend(&other.hashes);
+                        }
                     }
+                    self.removed(&removed, tell);
+                }
+                _ => {
+                    self.forget(tell);
+                    self.state.restored();
                 }
             }
         }
@@ -168,6 +165,18 @@ impl EngineSource {
         self.waiting.clear();
         self.waiting_tokens = 0;
         tell(Change::Cleared(self.place));
+    }
+
+    /// States lie at the end of blocks whose attention KV is told of in the same batch, often after them. Told first,
+    /// attention keeps a prompt's blocks side by side.
+    fn stored_together(&mut self, run: &[CacheEvent], salts: &dyn Salts, tell: &mut dyn FnMut(Change<'_>)) {
+        for kind in [GroupKind::Attention, GroupKind::State] {
+            let stored = run.iter().filter_map(|event| match event {
+                CacheEvent::Stored(stored) if stored.group.kind == kind => Some(stored),
+                _ => None,
+            });
+            stored.for_each(|stored| self.stored(stored, salts, tell));
+        }
     }
 
     fn stored(&mut self, stored: &Stored, salts: &dyn Salts, tell: &mut dyn FnMut(Change<'_>)) {
@@ -390,8 +399,13 @@ fn tell_stored(
     }
 }
 
-fn both_stored(a: &CacheEvent, b: &CacheEvent) -> bool {
-    matches!((a, b), (CacheEvent::Stored(_), CacheEvent::Stored(_)))
+/// Events that are taken as one: all that were stored, and removals from one place, which engines tell of block by block.
+fn together(a: &CacheEvent, b: &CacheEvent) -> bool {
+    match (a, b) {
+        (CacheEvent::Stored(_), CacheEvent::Stored(_)) => true,
+        (CacheEvent::Removed(a), CacheEvent::Removed(b)) => (a.group, a.tier) == (b.group, b.tier),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

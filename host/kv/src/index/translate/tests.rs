@@ -409,3 +409,37 @@ fn blocks_copied_to_another_tier_by_name_alone_are_held_there() {
     })]);
     assert_eq!(fed.held(&tokens(0..64)), 2);
 }
+
+#[test]
+fn removals_told_one_by_one_are_one_change() {
+    let mut source = EngineSource::new(Place::of(0), ROOM);
+    let mut batch = Batch {
+        incarnation: 1,
+        sequence: 0,
+        events: vec![event(stored(None, &[10, 11, 12, 13], tokens(0..64), 16))],
+    };
+    source.apply(&batch, &salts, &mut |_| {});
+    let elsewhere = CacheEvent::Removed(Removed {
+        hashes: vec![EngineHash(10)],
+        group: None,
+        tier: Tier::Host,
+    });
+    batch.sequence = 1;
+    batch.events = vec![
+        removed(&[13]),
+        removed(&[12]),
+        elsewhere,
+        removed(&[11]),
+        CacheEvent::Cleared,
+    ];
+    let mut told = Vec::new();
+    source.apply(&batch, &salts, &mut |change| {
+        told.push(match change {
+            Change::Removed { blocks, .. } => blocks.len(),
+            Change::Cleared(_) => 0,
+            Change::Stored { .. } => panic!("nothing was stored"),
+        });
+    });
+    assert_eq!(told, [2, 1, 0]);
+    assert_eq!(source.refused().unknown_removals, 1);
+}
