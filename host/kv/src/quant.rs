@@ -24,7 +24,7 @@ mod tile;
 #[cfg(test)]
 mod tests;
 
-use half::{bf16, f16};
+use half::f16;
 use portolan_base::kv::{KvDtype, KvLayout, KvQuant, LayerKv, PieceId};
 use tile::{PARAMS_BYTES, code_bytes};
 
@@ -194,7 +194,7 @@ fn read(dtype: KvDtype, bytes: &[u8], values: &mut Vec<f32>) {
                 .as_chunks()
                 .0
                 .iter()
-                .map(|b| bf16::from_le_bytes(*b).to_f32()),
+                .map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)),
         ),
         KvDtype::F16 => values.extend(
             bytes
@@ -207,13 +207,33 @@ fn read(dtype: KvDtype, bytes: &[u8], values: &mut Vec<f32>) {
 }
 
 fn write(dtype: KvDtype, values: &[f32], out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + values.len() * dtype.size() as usize, 0);
+    let place = &mut out[start..];
     match dtype {
-        KvDtype::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
-        KvDtype::Bf16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
-        // The step beyond the largest number would be infinite.
-        KvDtype::F16 => out.extend(values.iter().flat_map(|v| {
-            let v = v.clamp(f16::MIN.to_f32(), f16::MAX.to_f32());
-            f16::from_f32(v).to_le_bytes()
-        })),
+        KvDtype::F32 => {
+            for (bytes, v) in place.as_chunks_mut().0.iter_mut().zip(values) {
+                *bytes = v.to_le_bytes();
+            }
+        }
+        KvDtype::Bf16 => {
+            for (bytes, v) in place.as_chunks_mut().0.iter_mut().zip(values) {
+                *bytes = nearest_bf16(*v).to_le_bytes();
+            }
+        }
+        KvDtype::F16 => {
+            for (bytes, v) in place.as_chunks_mut().0.iter_mut().zip(values) {
+                // The step beyond the largest number would be infinite.
+                let v = v.clamp(f16::MIN.to_f32(), f16::MAX.to_f32());
+                *bytes = f16::from_f32(v).to_le_bytes();
+            }
+        }
     }
+}
+
+/// The bits of the nearest bfloat16, ties to even. What is written is always a number, so there is no branch for what is
+/// not, and the loop becomes vector instructions.
+fn nearest_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }

@@ -1,5 +1,5 @@
 //! How fast KV moves between two processes over loopback, with checksums:
-//! `cargo run --release -p portolan-transport --example loopback_speed -- [MIB] [CONNECTIONS] [tls] [lz4|zstd]`.
+//! `cargo run --release -p portolan-transport --example loopback_speed -- [MIB] [CONNECTIONS] [RUNS] [tls] [lz4|zstd|int8|int4]`.
 
 use portolan_base::{Bytes, Random};
 use portolan_transport::Coding;
@@ -30,10 +30,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
         size: Bytes(number(0, 256) << 20),
         lanes: u16::try_from(number(1, 4))?,
         tls: says("tls"),
-        compression: [("lz4", Coding::Lz4), ("zstd", Coding::Zstd)]
-            .into_iter()
-            .find(|(word, _)| says(word))
-            .map(|(_, coding)| coding),
+        compression: [
+            ("lz4", Coding::Lz4),
+            ("zstd", Coding::Zstd),
+            ("int8", Coding::Int8),
+            ("int4", Coding::Int4),
+        ]
+        .into_iter()
+        .find(|(word, _)| says(word))
+        .map(|(_, coding)| coding),
         runs: usize::try_from(number(2, 7))?,
     };
     let from = 1 << (if says("hold") { 20 } else { 40 });

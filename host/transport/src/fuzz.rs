@@ -82,8 +82,9 @@ pub fn manifest(bytes: &[u8]) {
             .saturating_sub(meta.head.offset)
             .min(u64::from(CHUNK));
         let Ok(len) = u32::try_from(len) else { continue };
-        if let Ok(Place::Fresh(buffer)) = inbound.place(&meta, len, CHUNK) {
-            assert!(buffer.len() <= CHUNK as usize);
+        if let Ok(Place::Fresh(mut buffer)) = inbound.place(&meta, len, CHUNK) {
+            assert!(buffer.is_empty() && buffer.capacity() >= len as usize);
+            buffer.resize(len as usize, 0);
             let _ = inbound.fill(&meta, CHUNK, buffer);
             let _ = inbound.complete();
         }

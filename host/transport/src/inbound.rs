@@ -79,7 +79,7 @@ pub(crate) enum Breach {
 
 #[derive(Debug)]
 enum Slot {
-    /// Nothing came yet.
+    /// Nothing came yet: empty, with room for the chunk.
     Free(BytesMut),
     /// A lane is reading into it, or broke while it did.
     Taken,
@@ -96,7 +96,7 @@ enum Piece {
 /// Where the payload of a chunk goes.
 #[derive(Debug)]
 pub(crate) enum Place {
-    /// Into this buffer, of exactly its length.
+    /// Into this buffer, which is empty and has room for it.
     Fresh(BytesMut),
     /// Nowhere: its bytes are here already.
     Duplicate,
@@ -260,7 +260,7 @@ impl Inbound {
         Ok(match std::mem::replace(slot, Slot::Taken) {
             Slot::Free(buffer) => Place::Fresh(buffer),
             // Another lane has the place and may be broken: whichever copy is verified first counts.
-            Slot::Taken => Place::Fresh(BytesMut::zeroed(slot_len(head, chunk))),
+            Slot::Taken => Place::Fresh(BytesMut::with_capacity(slot_len(head, chunk))),
             filled @ Slot::Filled(_) => {
                 *slot = filled;
                 Place::Duplicate
@@ -365,7 +365,8 @@ impl Inbound {
     }
 
     /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
-    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> u32 {
+    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, mut buffer: BytesMut) -> u32 {
+        buffer.clear();
         if let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&meta.head.piece) {
             let index = usize::try_from(meta.head.offset / u64::from(chunk)).unwrap_or(usize::MAX);
             if let Some(slot @ Slot::Taken) = slots.get_mut(index) {
@@ -419,19 +420,22 @@ impl Inbound {
 }
 
 /// Bytes of the chunk at this head's offset.
-fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
+pub(crate) fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
     let rest = head.piece_len.saturating_sub(head.offset);
     usize::try_from(rest.min(u64::from(chunk))).unwrap_or(0)
 }
 
-/// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side.
+/// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side. It is not filled with
+/// zeros first: that would take as long as receiving it, and all lanes would wait.
 fn begin_piece(len: u64, chunk: u32) -> Result<Piece, Breach> {
     let len = usize::try_from(len).map_err(|_| Breach::TooMuch)?;
     let chunk = chunk as usize;
-    let mut rest = BytesMut::zeroed(len);
-    let mut slots = Vec::with_capacity(len.div_ceil(chunk).max(1));
-    while rest.len() > chunk {
-        slots.push(Slot::Free(rest.split_to(chunk)));
+    let count = len.div_ceil(chunk).max(1);
+    let mut rest = BytesMut::with_capacity(len);
+    let mut slots = Vec::with_capacity(count);
+    for _ in 1..count {
+        let after = rest.split_off(chunk);
+        slots.push(Slot::Free(std::mem::replace(&mut rest, after)));
     }
     slots.push(Slot::Free(rest));
     Ok(Piece::Filling {

@@ -4,7 +4,7 @@ use crate::codec;
 use crate::config::LinkPath;
 use crate::frame::{ChunkMeta, Frame, Part, Stage};
 use crate::hello::{self, HelloError};
-use crate::inbound::Place;
+use crate::inbound::{Place, slot_len};
 use crate::link::{Fault, Link};
 use crate::site::Shared;
 use crate::wire::{FrameReader, Halves, Heard, LaneError, connect, write};
@@ -285,9 +285,10 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
             }
             Some(Place::Fresh(mut buffer)) => {
                 let found = if meta.coded {
+                    buffer.resize(slot_len(&meta.head, self.chunk), 0);
                     self.read_coded(&meta, len, &mut buffer).await?
                 } else {
-                    self.read_hashed(&meta, &mut buffer).await?
+                    self.read_hashed(&meta, len, &mut buffer).await?
                 };
                 if found == meta.checksum {
                     self.link.fill(&meta, self.chunk, buffer);
@@ -300,11 +301,18 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
         Ok(())
     }
 
-    async fn read_hashed(&mut self, meta: &ChunkMeta, buffer: &mut [u8]) -> Result<u64, LaneError> {
+    async fn read_hashed(
+        &mut self,
+        meta: &ChunkMeta,
+        len: u32,
+        buffer: &mut BytesMut,
+    ) -> Result<u64, LaneError> {
+        let (len, mut done) = (len as usize, 0);
         let mut hash = Xxh3Builder::new().with_seed(meta.head.seed()).build();
-        for part in buffer.chunks_mut(HASH_STEP) {
-            self.reader.fill(part).await?;
-            hash.update(part);
+        while done < len {
+            self.reader.append(buffer, HASH_STEP.min(len - done)).await?;
+            hash.update(&buffer[done..]);
+            done = buffer.len();
         }
         Ok(hash.digest())
     }

@@ -4,7 +4,7 @@ use crate::config::LinkPath;
 use crate::frame::{Frame, FrameError, HEAD_BYTES, Head, Stage};
 use crate::tls;
 use async_trait::async_trait;
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use portolan_base::SiteName;
 use std::io;
 use std::net::SocketAddr;
@@ -146,6 +146,20 @@ impl<R: AsyncRead + Unpin, H: Heard> FrameReader<R, H> {
             }
             self.heard.heard(read);
             done += read;
+        }
+        Ok(())
+    }
+
+    /// Appends `len` bytes to `buffer`, which has room for them: no byte is written twice, as filling would.
+    pub(crate) async fn append(&mut self, buffer: &mut BytesMut, len: usize) -> Result<(), LaneError> {
+        let end = buffer.len() + len;
+        while buffer.len() < end {
+            let left = end - buffer.len();
+            let read = self.inner.read_buf(&mut (&mut *buffer).limit(left)).await?;
+            if read == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            self.heard.heard(read);
         }
         Ok(())
     }

@@ -90,7 +90,11 @@ pub(super) fn encode(
         KvQuant::Int8 => out.extend_from_slice(&codes),
         KvQuant::Int4 => {
             let (pairs, odd) = codes.as_chunks::<2>();
-            out.extend(pairs.iter().map(|[low, high]| low | (high << 4)));
+            let start = out.len();
+            out.resize(start + pairs.len(), 0);
+            for (packed, [low, high]) in out[start..].iter_mut().zip(pairs) {
+                *packed = low | (high << 4);
+            }
             out.extend_from_slice(odd);
         }
     }
@@ -145,15 +149,17 @@ pub(super) fn decode(
     values: &mut [f32],
 ) -> Result<(), QuantError> {
     let (params, packed) = tile.split_at(tile.len() - code_bytes(quant, values.len()));
-    let params = params.as_chunks::<PARAMS_BYTES>().0.iter();
-    let params = params
-        .map(|bytes| Params::read(*bytes))
-        .collect::<Result<Vec<_>, _>>()?;
+    let (mut lowest, mut step) = (Vec::new(), Vec::new());
+    for bytes in params.as_chunks::<PARAMS_BYTES>().0 {
+        let group = Params::read(*bytes)?;
+        lowest.push(group.lowest);
+        step.push(group.step);
+    }
     let unpacked;
     let codes = match quant {
         KvQuant::Int8 => packed,
         KvQuant::Int4 => {
-            unpacked = packed.iter().flat_map(|b| [b & 15, b >> 4]).collect::<Vec<_>>();
+            unpacked = unpack(packed);
             &unpacked
         }
     };
@@ -161,24 +167,33 @@ pub(super) fn decode(
     match side {
         Side::Keys => {
             for (row, codes) in rows {
-                for ((v, code), group) in row.iter_mut().zip(codes).zip(&params) {
-                    *v = group.lowest + group.step * f32::from(*code);
+                for (((v, code), lowest), step) in row.iter_mut().zip(codes).zip(&lowest).zip(&step) {
+                    *v = lowest + step * f32::from(*code);
                 }
             }
         }
         Side::Values => {
-            let parts = width.div_ceil(group(quant));
-            for ((row, codes), params) in rows.zip(params.chunks_exact(parts)) {
+            let mut groups = lowest.iter().zip(&step);
+            for (row, codes) in rows {
                 let parts = row.chunks_mut(group(quant)).zip(codes.chunks(group(quant)));
-                for ((part, codes), group) in parts.zip(params) {
+                for ((part, codes), (lowest, step)) in parts.zip(groups.by_ref()) {
                     for (v, code) in part.iter_mut().zip(codes) {
-                        *v = group.lowest + group.step * f32::from(*code);
+                        *v = lowest + step * f32::from(*code);
                     }
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Two codes a byte, the first in the low half; one more than there were when their number is odd.
+fn unpack(packed: &[u8]) -> Vec<u8> {
+    let mut codes = vec![0; packed.len() * 2];
+    for (pair, byte) in codes.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+        *pair = [byte & 15, byte >> 4];
+    }
+    codes
 }
 
 /// The nearest code; `steps` is not negative.

@@ -112,9 +112,10 @@ fn other_chunks_than_the_holder_sent_are_not_the_same_set() {
     let (mut transfer, mut events) = inbound(1000);
     transfer.manifest(announcement()).unwrap();
     let first = meta(0, 0, 0..4, 0, 64);
-    let Place::Fresh(buffer) = transfer.place(&first, 64, CHUNK).unwrap() else {
+    let Place::Fresh(mut buffer) = transfer.place(&first, 64, CHUNK).unwrap() else {
         panic!("the place is taken")
     };
+    buffer.resize(64, 3);
     transfer.fill(&first, CHUNK, buffer).unwrap();
     let totals = Totals {
         report: Default::default(),
@@ -223,8 +224,9 @@ proptest! {
             let meta = meta(no, layer, tokens, offset, piece_len);
             let rest = piece_len.saturating_sub(offset).min(u64::from(CHUNK));
             let payload = if fitting { u32::try_from(rest).unwrap() } else { payload };
-            if let Ok(Place::Fresh(buffer)) = transfer.place(&meta, payload, CHUNK) {
-                prop_assert_eq!(buffer.len(), payload as usize);
+            if let Ok(Place::Fresh(mut buffer)) = transfer.place(&meta, payload, CHUNK) {
+                prop_assert!(buffer.is_empty() && buffer.capacity() >= payload as usize);
+                buffer.resize(payload as usize, 3);
                 let _ = transfer.fill(&meta, CHUNK, buffer);
             }
             prop_assert!(transfer.begun <= total + transfer.largest);
