@@ -81,7 +81,7 @@ fn deep_nesting() -> Vec<u8> {
     ))
 }
 
-pub(crate) fn many_locals() -> Vec<u8> {
+fn many_locals() -> Vec<u8> {
     let sets: String = (0..50_000).fold(String::new(), |mut sets, i| {
         let _ = write!(
             sets,
