@@ -5,6 +5,7 @@ use portolan_gateway::receive::{BrokenOff, receive};
 use portolan_ports::{KvOrder, Retention, TransferError};
 use portolan_tests::world::{ACME, ADMIN, MODEL, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
+use std::sync::Arc;
 
 const FAST: Link = Link {
     delay_ms: 0,
@@ -80,6 +81,7 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         retention: Retention::Keep,
         draw: Default::default(),
         fidelity: Default::default(),
+        dependencies: Arc::default(),
     };
     let clock = portolan::system::SystemClock::start();
     let virginia = SiteName::new("virginia").unwrap();

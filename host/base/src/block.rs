@@ -20,9 +20,29 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// field (16, 32, 64, 384), so events of any engine can be re-cut to it.
 pub const INDEX_BLOCK_TOKENS: usize = 16;
 
-/// The secret that separates the caches of tenants. Tenants that share a public prefix share its key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct TenantKey([u8; 32]);
+/// The secret that separates the caches of tenants, and how much of a prompt lies before the part that it separates:
+/// the blocks of a public prefix are named with a key that all tenants share.
+#[derive(Clone, Copy)]
+pub struct TenantKey {
+    secret: [u8; 32],
+    public: Option<PublicPart>,
+}
+
+/// The beginning of a prompt that every tenant finds.
+#[derive(Clone, Copy)]
+struct PublicPart {
+    secret: [u8; 32],
+    tokens: u32,
+}
+
+/// Two keys are equal when they are the same tenant's, whatever prompts they are for.
+impl PartialEq for TenantKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.secret == other.secret
+    }
+}
+
+impl Eq for TenantKey {}
 
 impl core::fmt::Debug for TenantKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -40,17 +60,47 @@ impl TenantKey {
             hasher.update(part);
         }
         hasher.update(&model_version.to_le_bytes());
-        Self(*hasher.finalize().as_bytes())
+        Self {
+            secret: *hasher.finalize().as_bytes(),
+            public: None,
+        }
+    }
+
+    /// The same key for a prompt whose first `tokens` are public and named with `shared`. Blocks that reach beyond
+    /// them, and all that follow, stay the tenant's own.
+    #[must_use]
+    pub fn with_public(self, shared: &TenantKey, tokens: u32) -> Self {
+        let public = PublicPart {
+            secret: shared.secret,
+            tokens,
+        };
+        Self {
+            public: Some(public),
+            ..self
+        }
+    }
+
+    /// How many tokens of the prompt are public.
+    pub fn public_tokens(&self) -> u32 {
+        self.public.map_or(0, |public| public.tokens)
+    }
+
+    /// How many whole blocks of so many tokens are public, and their key.
+    fn public_blocks(&self, block_tokens: usize) -> (usize, &[u8; 32]) {
+        match &self.public {
+            Some(public) => (public.tokens as usize / block_tokens, &public.secret),
+            None => (0, &self.secret),
+        }
     }
 
     /// A 64-bit keyed hash of `text`, for names that a policy may compare but not read (sessions, prefixes).
     pub fn opaque(&self, text: &str) -> u64 {
-        let digest = blake3::keyed_hash(&self.0, text.as_bytes());
+        let digest = blake3::keyed_hash(&self.secret, text.as_bytes());
         u64::from_le_bytes(first_bytes(digest.as_bytes()))
     }
 
     fn seed(&self) -> u64 {
-        u64::from_le_bytes(first_bytes(&self.0))
+        u64::from_le_bytes(first_bytes(&self.secret))
     }
 }
 
@@ -73,7 +123,16 @@ impl BlockHash {
 
     /// The chained hashes of the full index blocks of `tokens`: one for each whole [`INDEX_BLOCK_TOKENS`].
     pub fn chain(key: &TenantKey, tokens: &[u32]) -> Vec<BlockHash> {
-        Self::root(key).extend(tokens).collect()
+        let (public, secret) = key.public_blocks(INDEX_BLOCK_TOKENS);
+        let (shared, own) = tokens.split_at(tokens.len().min(public * INDEX_BLOCK_TOKENS));
+        let root = Self(u64::from_le_bytes(first_bytes(secret)));
+        let mut chain: Vec<_> = root.extend(shared).collect();
+        let parent = match chain.last() {
+            Some(last) => last.with_extra(&key.seed().to_le_bytes()),
+            None => Self::root(key),
+        };
+        chain.extend(parent.extend(own));
+        chain
     }
 
     /// The hashes of the full index blocks of `tokens`, which come after this block.
@@ -112,10 +171,13 @@ impl BlockId {
     /// When `block_tokens` is zero.
     pub fn chain(key: &TenantKey, tokens: &[u32], block_tokens: usize) -> Vec<BlockId> {
         let mut parent = [0u8; 16];
+        let (public, shared) = key.public_blocks(block_tokens);
         tokens
             .chunks_exact(block_tokens)
-            .map(|block| {
-                let mut hasher = blake3::Hasher::new_keyed(&key.0);
+            .enumerate()
+            .map(|(index, block)| {
+                let secret = if index < public { shared } else { &key.secret };
+                let mut hasher = blake3::Hasher::new_keyed(secret);
                 hasher.update(&parent);
                 for token in block {
                     hasher.update(&token.to_le_bytes());
@@ -151,6 +213,28 @@ mod tests {
         assert_eq!(ia.len(), 2);
         assert_eq!(ia[0], ib[0]);
         assert_ne!(ia[1], ib[1]);
+    }
+
+    #[test]
+    fn tenants_meet_in_the_public_part_of_a_prompt_and_nowhere_else() {
+        let shared = TenantKey::derive(&[7; 32], "_public", "m", 1);
+        let tokens: Vec<u32> = (0..256).collect();
+        let of = |tenant, public| key(tenant).with_public(&shared, public);
+        let common = |x: &TenantKey, y: &TenantKey| {
+            let (ix, iy) = (BlockId::chain(x, &tokens, 64), BlockId::chain(y, &tokens, 64));
+            let (hx, hy) = (BlockHash::chain(x, &tokens), BlockHash::chain(y, &tokens));
+            assert_eq!((ix.len(), hx.len()), (4, 16));
+            (
+                ix.iter().zip(&iy).filter(|(a, b)| a == b).count(),
+                hx.iter().zip(&hy).filter(|(a, b)| a == b).count(),
+            )
+        };
+        assert_eq!(common(&of("a", 128), &of("b", 128)), (2, 8));
+        assert_eq!(common(&of("a", 127), &of("b", 127)), (1, 7), "whole blocks only");
+        assert_eq!(common(&of("a", 128), &of("a", 128)), (4, 16));
+        assert_eq!(common(&of("a", 0), &key("a")), (4, 16));
+        assert_eq!(common(&of("a", 128), &key("a")), (0, 0));
+        assert!(of("a", 128) == key("a") && of("a", 128) != of("b", 128));
     }
 
     #[test]

@@ -13,7 +13,8 @@ pub(crate) use check::check_prompt;
 use crate::generate::never_stop;
 use crate::load::LoadedModel;
 use async_trait::async_trait;
-use cache::{Cache, Names};
+use cache::Cache;
+pub use cache::CacheConfig;
 use decode::DecodeRun;
 use meter::Meter;
 use portolan_base::{Bytes, InstanceName, ModelName, TenantKey};
@@ -47,6 +48,8 @@ pub struct InstanceConfig {
     pub decode_slots: u32,
     /// Memory for KV kept for reuse.
     pub pool: Bytes,
+    /// How it is kept.
+    pub cache: CacheConfig,
 }
 
 /// A running instance. Dropping it fails its jobs and ends its thread.
@@ -89,7 +92,7 @@ impl NativeInstance {
         };
         let meter = Arc::new(Meter::new());
         contained(|| warm_up(&model, &meter))?;
-        let cache = Cache::new(config.pool, layout);
+        let cache = Cache::new(config.pool, config.cache, layout);
         let shared = Arc::new(Shared {
             model,
             description,
@@ -140,7 +143,7 @@ impl Engine for NativeInstance {
         if self.shared.description.layout.is_hybrid() {
             return HeldPrefix::default();
         }
-        self.shared.cache.held(&Names::of(key, tokens))
+        self.shared.cache.held(key, tokens)
     }
 
     async fn prefill(
@@ -189,7 +192,7 @@ impl Engine for NativeInstance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portolan_base::RequestId;
+    use portolan_base::{Provenance, RequestId};
     use portolan_ports::{Cancel, KvSet, Sampling};
     use std::path::Path;
 
@@ -206,14 +209,20 @@ mod tests {
             role: Role::Both,
             decode_slots: 2,
             pool: Bytes(1 << 20),
+            cache: CacheConfig::default(),
         };
         NativeInstance::start(Arc::new(model), config).unwrap()
+    }
+
+    fn about() -> Arc<Provenance> {
+        Arc::new(Provenance::public(ModelName::new("m").unwrap(), 1))
     }
 
     async fn prefill(engine: &NativeInstance, tokens: &[u32]) -> Result<PrefillReport, EngineError> {
         let job = PrefillJob {
             request: RequestId::from_client("r").unwrap(),
             key: TenantKey::derive(&[1; 32], "t", "m", 1),
+            about: about(),
             tokens: tokens.into(),
             held: 0,
             retention: portolan_ports::Retention::Keep,
@@ -227,6 +236,7 @@ mod tests {
         engine.decode(DecodeJob {
             request: RequestId::from_client("r").unwrap(),
             key: TenantKey::derive(&[1; 32], "t", "m", 1),
+            about: about(),
             prompt: [token].into(),
             kv: KvSet::empty(Arc::clone(&engine.describe().layout)),
             sampling: Sampling::GREEDY,

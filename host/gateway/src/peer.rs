@@ -52,12 +52,7 @@ impl KvSource for PeerService {
             order.retention
         };
         let order = KvOrder { retention, ..order };
-        let key = TenantKey::derive(
-            &site.parts.secret,
-            order.tenant.as_str(),
-            order.model.as_str(),
-            order.model_version,
-        );
+        let key = site.cache_key(&order.tenant, &engine.describe().layout, &order.tokens);
         stream_prefill(engine.as_ref(), key, order, sink)
             .await
             .map_err(|error| error.to_string())
@@ -81,10 +76,12 @@ pub async fn stream_prefill(
     });
     let cancel = Cancel::new();
     let _stop = cancel.on_drop();
+    let about = Arc::new(order.provenance());
     let (request, tokens, held) = (order.request, order.tokens, order.held);
     let job = PrefillJob {
         request,
         key,
+        about,
         tokens,
         held,
         retention: order.retention,

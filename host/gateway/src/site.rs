@@ -7,10 +7,12 @@ use crate::in_flight::TenantsInFlight;
 use crate::metrics::Metrics;
 use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
+use crate::public::PublicPrefixes;
 use crate::records::RecordLog;
 use crate::rollout;
 use crate::stage;
-use portolan_base::{Clock, InstanceName, ModelName, Random, SiteName, TenantName};
+use portolan_base::kv::KvLayout;
+use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
 use portolan_decide::SiteIndex;
 use portolan_ports::{Engine, EngineDescription, Fidelity, Fleet, PolicyStore, TextModel, Transport};
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,6 +90,8 @@ pub struct SiteParts {
     pub random: Arc<dyn Random>,
     /// The platform's secret, from which tenants' cache keys are derived. The same at every site.
     pub secret: [u8; 32],
+    /// Prefixes that all tenants share.
+    pub public: Arc<PublicPrefixes>,
     /// Limits.
     pub limits: Limits,
     /// Whose KV never comes quantised.
@@ -151,6 +155,18 @@ impl Site {
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
             shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),
         })
+    }
+
+    /// The key of a prompt's blocks: the tenant's, shared where the prompt begins as a public prefix does. `tokens` may
+    /// end before the prompt does.
+    pub(crate) fn cache_key(&self, tenant: &TenantName, layout: &KvLayout, tokens: &[u32]) -> TenantKey {
+        let (model, version) = (layout.model.as_str(), layout.model_version);
+        let key = |owner: &str| TenantKey::derive(&self.parts.secret, owner, model, version);
+        let public = self.parts.public.common(&layout.model, tokens);
+        match public / layout.block_tokens.max(1) * layout.block_tokens {
+            0 => key(tenant.as_str()),
+            whole => key(tenant.as_str()).with_public(&key(Scope::PUBLIC), whole),
+        }
     }
 
     /// Serves an accepted request: admits it, then runs the other stages in a task of their own. An error means that

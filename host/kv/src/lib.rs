@@ -1,10 +1,16 @@
-//! KV kept for reuse. [`PrefixPool`] is the cache of one instance: whole blocks, shared by prefix, under a hard
-//! budget. [`PrefixIndex`] is what this host was told about everyone's caches. [`quant`] makes KV smaller. No I/O,
-//! no clock, no async.
+//! KV kept for reuse. [`PrefixPool`] is a cache of whole blocks, shared by prefix, under a hard budget; [`PrefixIndex`]
+//! is what this host was told about everyone's caches; [`quant`] makes KV smaller. No I/O, no clock, no async.
+mod block;
 pub mod index;
 pub mod pool;
 pub mod quant;
 pub mod summary;
+mod wipe;
 
+pub use block::{BLOCK_OVERHEAD, BlockKv, Kept, PoolBlock};
 pub use index::{Arrival, Holder, Lookup, Match, Place, PrefixIndex, SharedIndex, SourceState};
-pub use pool::{BLOCK_OVERHEAD, BlockWindow, Held, HeldBlocks, Inserted, PoolBlock, PrefixPool};
+pub use pool::{
+    BlockWindow, Counts, Held, HeldBlocks, Inserted, Parents, PoolConfig, PrefixPool, Reuse, Seen, Selector,
+    Shares, TenantUse,
+};
+pub use wipe::wiped;

@@ -1,4 +1,4 @@
-//! The prefix-cache pool of one instance.
+//! A pool of KV blocks kept for reuse.
 //!
 //! Blocks form a forest: a block's parent is the block of the tokens before it. One block carries both cache groups
 //! of a hybrid model: the attention KV of its tokens, and, where the engine kept one, a *snapshot*: the recurrent
@@ -7,171 +7,295 @@
 //!
 //! Leases are reference counts: as long as a caller keeps the [`Arc`] of a block, the block stays.
 
-mod window;
-
+mod credit;
+mod dependencies;
+mod forget;
+mod room;
+mod tenants;
 #[cfg(test)]
 mod tests;
+mod window;
 
+pub use forget::Selector;
+pub use tenants::{Counts, Shares};
 pub use window::{BlockWindow, HeldBlocks};
 
-use bytes::Bytes as Buffer;
-use portolan_base::{BlockHash, BlockId, Bytes};
-use std::collections::{BTreeMap, HashMap};
+use crate::block::{BlockKv, Kept, PoolBlock};
+use credit::{Due, Worth};
+use dependencies::Dependants;
+use portolan_base::{BlockId, Bytes, Dependency, Moment, Provenance, Scope};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tenants::{TenantIndex, Tenants};
 
-/// What one block costs beside its KV: 112 bytes of block, 16 of reference counts, 48 of map entry, 24 in the order
-/// of use, each with the slack of its container. Keeps the number of blocks bounded when their KV is tiny.
-pub const BLOCK_OVERHEAD: Bytes = Bytes(256);
+/// Most things one block may depend on: four requests' worth. A block that would depend on more is not reused.
+const DEPENDENCIES_MAX: usize = 256;
 
-/// The KV of one block of tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolBlock {
-    /// Names all tokens up to the end of this block.
-    pub id: BlockId,
-    /// The block before this one; `None` for the first block of a prompt.
-    pub parent: Option<BlockId>,
-    /// The same tokens as the prefix index names them: one hash for each index block within this block.
-    pub hashes: Vec<BlockHash>,
-    /// Keys and values, one buffer an attention layer, in layer order; layout as in [`portolan_base::kv::LayerKv`].
-    pub attention: Vec<Buffer>,
-    /// State after the block's last token, one buffer a recurrent layer, in layer order.
-    pub snapshot: Option<Vec<Buffer>>,
+/// Where a usable prefix may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// After any block: the model has attention only.
+    AnyBlock,
+    /// After a block with a snapshot: the model has recurrent layers.
+    Snapshots,
 }
 
-impl PoolBlock {
-    /// What the block counts against the budget: its buffers and [`BLOCK_OVERHEAD`].
-    pub fn size(&self) -> Bytes {
-        let snapshot = self.snapshot.as_deref().unwrap_or_default();
-        let buffers: u64 = self
-            .attention
-            .iter()
-            .chain(snapshot)
-            .map(|buffer| buffer.len() as u64)
-            .sum();
-        Bytes(buffers) + Bytes(8 * self.hashes.len() as u64) + BLOCK_OVERHEAD
+/// Which blocks a pool takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parents {
+    /// Those whose parent it holds: no other can be found in it.
+    Held,
+    /// Any: it is a lower tier, and parents lie in a higher one.
+    Elsewhere,
+}
+
+/// What a pool is to be.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// The most it may hold.
+    pub budget: Bytes,
+    /// What each tenant is promised of it.
+    pub shares: Shares,
+    /// Where prefixes may end.
+    pub reuse: Reuse,
+    /// Which blocks it takes.
+    pub parents: Parents,
+    /// How long a block stays when nobody uses it; none: until its room is needed.
+    pub time_to_live: Option<Duration>,
+    /// What a hit needs, where that is not every block before it.
+    pub window: Option<BlockWindow>,
+}
+
+impl PoolConfig {
+    /// A pool of attention KV of which every tenant is promised the whole: the oldest goes first, whosever it is.
+    pub fn of(budget: Bytes) -> Self {
+        Self {
+            budget,
+            shares: Shares::equal(budget, 1),
+            reuse: Reuse::AnyBlock,
+            parents: Parents::Held,
+            time_to_live: None,
+            window: None,
+        }
     }
 }
 
 /// The longest usable prefix of a prompt.
-#[derive(Clone, Debug, Default)]
-pub struct Held {
+#[derive(Clone, Debug)]
+pub struct Held<K = BlockKv> {
     /// The prefix' blocks in order. Each is leased for as long as its `Arc` is kept.
-    pub blocks: Vec<Arc<PoolBlock>>,
+    pub blocks: Vec<Arc<PoolBlock<K>>>,
 }
 
 /// What an insertion did.
-#[derive(Clone, Debug, Default)]
-pub struct Inserted {
+#[derive(Clone, Debug)]
+pub struct Inserted<K = BlockKv> {
     /// Whether the pool took anything from the block: the whole of it, or the snapshot its own copy lacked.
     pub added: bool,
-    /// Blocks that made room, least recently used first. They can no longer be found.
-    pub evicted: Vec<Arc<PoolBlock>>,
+    /// Blocks that made room, the first due first. They can no longer be found.
+    pub evicted: Vec<Arc<PoolBlock<K>>>,
+}
+
+impl<K> Inserted<K> {
+    fn nothing() -> Self {
+        Self {
+            added: false,
+            evicted: Vec::new(),
+        }
+    }
+}
+
+/// What a pool holds of one tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantUse {
+    /// Whose.
+    pub scope: Scope,
+    /// What it is promised.
+    pub share: Bytes,
+    /// What it uses.
+    pub used: Bytes,
+    /// In so many blocks.
+    pub blocks: usize,
+    /// What happened to them.
+    pub counts: Counts,
+}
+
+/// What an operator may see of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'p, K> {
+    /// The block.
+    pub block: &'p PoolBlock<K>,
+    /// Everything it depends on.
+    pub dependencies: &'p Arc<[Dependency]>,
+    /// Its last use.
+    pub used_at: Moment,
+    /// How often it was found.
+    pub reuses: u32,
+    /// Whether someone holds it.
+    pub leased: bool,
 }
 
 /// Blocks kept for reuse, shared by prefix, under a hard budget.
 ///
-/// The least recently used block without children goes first: a block whose parent is missing could never be found.
-/// A lookup costs O(1) a block; an insertion and each eviction O(log n), and O(1) for each leased leaf passed over.
+/// Of blocks without children the one that is due first goes first (`credit.rs`): a block whose parent is missing could
+/// never be found. A tenant above its share makes room for itself; one beneath it takes from those above theirs
+/// (`tenants.rs`). Where attention has a window any block may go (`window.rs`). A lookup costs O(log n) a block; an insertion and each eviction O(log n), and O(1) for each leased
+/// leaf passed over.
 #[derive(Debug)]
-pub struct PrefixPool {
+pub struct PrefixPool<K = BlockKv> {
     budget: Bytes,
     used: Bytes,
-    needs_snapshot: bool,
-    /// What a hit needs, where that is not every block before it.
+    reuse: Reuse,
+    parents: Parents,
+    time_to_live: Option<Duration>,
     window: Option<BlockWindow>,
-    entries: HashMap<BlockId, Entry>,
-    /// Blocks without children by last use: what may be evicted, oldest first.
-    leaves: BTreeMap<u64, BlockId>,
+    entries: HashMap<BlockId, Entry<K>>,
+    /// Held blocks by their parent, held or not.
+    children: HashMap<BlockId, HashSet<BlockId>>,
+    /// Under a window: blocks that are not held though others were computed on top of them, with their parents.
+    missing: HashMap<BlockId, BlockId>,
+    tenants: Tenants,
+    dependants: Dependants,
+    /// By last use; empty when blocks live as long as there is room.
+    by_time: BTreeMap<(Moment, u64), BlockId>,
+    worth: Worth,
+    /// Bytes taken in since the beginning.
+    turnover: u64,
     uses: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
-    block: Arc<PoolBlock>,
+struct Entry<K> {
+    block: Arc<PoolBlock<K>>,
     /// The copy this one replaced when a snapshot was added; a lease on it is a lease on the block.
-    former: Weak<PoolBlock>,
-    children: u32,
-    /// Unique among entries.
-    last_use: u64,
+    former: Weak<PoolBlock<K>>,
+    /// What any of its users said it depends on.
+    dependencies: Arc<[Dependency]>,
+    tenant: TenantIndex,
+    due: Due,
+    used_at: Moment,
+    reuses: u32,
 }
 
-impl Entry {
+impl<K> Entry<K> {
     fn is_leased(&self) -> bool {
         Arc::strong_count(&self.block) > 1 || self.former.strong_count() > 0
     }
 }
 
-impl PrefixPool {
-    /// An empty pool. `needs_snapshot`: the model has recurrent layers, so a hit must end at a snapshot.
-    pub fn new(budget: Bytes, needs_snapshot: bool) -> Self {
+impl<K: Kept> PrefixPool<K> {
+    /// An empty pool.
+    pub fn new(config: PoolConfig) -> Self {
         Self {
-            budget,
+            budget: config.budget,
             used: Bytes(0),
-            needs_snapshot,
-            window: None,
+            reuse: config.reuse,
+            parents: config.parents,
+            time_to_live: config.time_to_live,
+            window: config.window,
             entries: HashMap::new(),
-            leaves: BTreeMap::new(),
+            children: HashMap::new(),
+            missing: HashMap::new(),
+            tenants: Tenants::new(config.shares),
+            dependants: Dependants::default(),
+            by_time: BTreeMap::new(),
+            worth: Worth::default(),
+            turnover: 0,
             uses: 0,
         }
     }
 
-    /// The longest prefix of `chain` that is held and usable, leased to the caller and marked as just used.
-    pub fn lookup(&mut self, chain: &[BlockId]) -> Held {
-        let mut blocks = Vec::new();
-        let mut parent = None;
-        for id in chain {
-            let Some(entry) = self.entries.get(id).filter(|entry| entry.block.parent == parent) else {
-                break;
-            };
-            blocks.push(Arc::clone(&entry.block));
-            parent = Some(*id);
-        }
-        if self.needs_snapshot {
-            let usable = blocks
-                .iter()
-                .rposition(|block| block.snapshot.is_some())
-                .map_or(0, |last| last + 1);
-            blocks.truncate(usable);
-        }
+    /// The longest prefix of `chain` that is held and usable, leased to the caller and marked as used `now` by `about`:
+    /// from then on it depends on what `about` depends on, too.
+    pub fn lookup(&mut self, chain: &[BlockId], about: &Provenance, now: Moment) -> Held<K> {
+        let mut blocks = self.run(chain, now);
+        let bound = blocks
+            .iter()
+            .take_while(|block| self.may_hang_on(&block.id, about));
+        blocks.truncate(bound.count());
+        self.cut(&mut blocks);
         for block in &blocks {
-            self.touch(&block.id);
+            self.bind(&block.id, about);
+            self.touch(&block.id, now, 1);
+        }
+        let index = self.tenants.index(&about.scope);
+        let counts = self.tenants.counts(index);
+        counts.hits += blocks.len() as u64;
+        counts.misses += (chain.len() - blocks.len()) as u64;
+        Held { blocks }
+    }
+
+    /// The same without counting: for whoever looks again at what was, or will be, looked up for the same request.
+    pub fn lease(&mut self, chain: &[BlockId], now: Moment) -> Held<K> {
+        let mut blocks = self.run(chain, now);
+        self.cut(&mut blocks);
+        for block in &blocks {
+            self.touch(&block.id, now, 0);
         }
         Held { blocks }
     }
 
+    /// A block that comes after `parent` and is not too old; not marked as used.
+    pub fn find(&self, id: &BlockId, parent: Option<BlockId>, now: Moment) -> Option<&Arc<PoolBlock<K>>> {
+        let entry = self.entries.get(id)?;
+        let usable = entry.block.parent == parent && !self.is_over(entry.used_at, now);
+        usable.then_some(&entry.block)
+    }
+
     /// Takes a block, evicting others to stay within the budget.
     ///
-    /// Nothing is added, and nothing evicted, when the block's parent is not held or when leased blocks leave too
-    /// little room. Of a block that is held already the pool keeps its own copy, adding the snapshot if it lacked one.
-    pub fn insert(&mut self, block: PoolBlock) -> Inserted {
+    /// The block depends on what its parent depends on, too: it was computed on top of it. Nothing is added, and nothing
+    /// evicted, when leased blocks or the tenants' shares leave too little room, when the block's parent is needed and
+    /// not held, or when it would depend on more than 256 things. Of a block that is held already the pool keeps its own copy, adding
+    /// the snapshot if it lacked one.
+    pub fn insert(&mut self, block: PoolBlock<K>, now: Moment) -> Inserted<K> {
         if self.entries.contains_key(&block.id) {
-            return self.complete(block);
+            return self.complete(block, now);
         }
         // Leased while room is made, so that the parent is not what makes room for its child.
-        let _parent = match self.parent_of(&block).map(|id| self.entries.get(&id)) {
-            Some(None) => return Inserted::default(),
-            Some(Some(entry)) => Some(Arc::clone(&entry.block)),
-            None => None,
+        let parent = block
+            .parent
+            .and_then(|id| self.entries.get(&id))
+            .map(|entry| Arc::clone(&entry.block));
+        let needs_parent = self.parents == Parents::Held && self.window.is_none();
+        if block.parent.is_some() && parent.is_none() && needs_parent {
+            return Inserted::nothing();
+        }
+        let dependencies = self.inherited(&block);
+        if dependencies.len() > DEPENDENCIES_MAX {
+            return Inserted::nothing();
+        }
+        let tenant = self.tenants.index(&block.about.scope);
+        let Some(evicted) = self.make_room(tenant, block.size()) else {
+            return Inserted::nothing();
         };
-        let Some(evicted) = self.make_room(block.size()) else {
-            return Inserted::default();
-        };
-        let last_use = self.next_use();
+        if let Some(parent) = parent {
+            self.touch(&parent.id, now, 0);
+        }
+        self.turnover = self.turnover.saturating_add(block.size().0);
+        self.tenants.counts(tenant).stored += 1;
+        let used = self.next_use();
         self.put(Entry {
             block: Arc::new(block),
             former: Weak::new(),
-            children: 0,
-            last_use,
+            dependencies,
+            tenant,
+            due: Due {
+                at: self.turnover,
+                used,
+            },
+            used_at: now,
+            reuses: 0,
         });
         Inserted { added: true, evicted }
     }
 
-    /// Forgets every block, leased or not, and returns them: none can be found afterwards. Leases stay valid, but
-    /// their bytes count against the budget no more.
-    pub fn clear(&mut self) -> Vec<Arc<PoolBlock>> {
-        self.leaves.clear();
-        self.used = Bytes(0);
-        self.entries.drain().map(|(_, entry)| entry.block).collect()
+    /// Takes one block out, with everything it depends on: it moves to another tier. What hangs on it stays.
+    pub fn remove(&mut self, id: &BlockId) -> Option<Arc<PoolBlock<K>>> {
+        let entry = self.take(id);
+        self.unlink(*id);
+        entry.map(Entry::into_block)
     }
 
     /// What the held blocks cost together; never above the budget.
@@ -189,102 +313,148 @@ impl PrefixPool {
         self.entries.len()
     }
 
-    /// Every block held, in no particular order: what a new reader of this pool's events has to be told first.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<PoolBlock>> {
-        self.entries.values().map(|entry| &entry.block)
+    /// What each tenant uses, and the public prefixes.
+    pub fn tenants(&self) -> impl Iterator<Item = TenantUse> {
+        self.tenants.parts().iter().map(|part| TenantUse {
+            scope: part.scope.clone(),
+            share: part.share,
+            used: part.used,
+            blocks: part.blocks.len(),
+            counts: part.counts,
+        })
+    }
+
+    /// Every block held, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = Seen<'_, K>> {
+        self.entries.values().map(Entry::seen)
+    }
+
+    /// One block, as an operator sees it.
+    pub fn see(&self, id: &BlockId) -> Option<Seen<'_, K>> {
+        self.entries.get(id).map(Entry::seen)
+    }
+
+    /// The beginning of `chain` that is held.
+    fn run(&self, chain: &[BlockId], now: Moment) -> Vec<Arc<PoolBlock<K>>> {
+        let parents = std::iter::once(None).chain(chain.iter().copied().map(Some));
+        let found = chain
+            .iter()
+            .zip(parents)
+            .map_while(|(id, parent)| self.find(id, parent, now));
+        found.cloned().collect()
+    }
+
+    /// Cuts a run where its use ends.
+    fn cut(&self, blocks: &mut Vec<Arc<PoolBlock<K>>>) {
+        if self.reuse == Reuse::Snapshots {
+            let last = blocks.iter().rposition(|block| block.kv.has_snapshot());
+            blocks.truncate(last.map_or(0, |last| last + 1));
+        }
     }
 
     /// Adds the snapshot of `block` to the held copy, if that has none.
-    fn complete(&mut self, block: PoolBlock) -> Inserted {
-        self.touch(&block.id);
-        let (Some(own), Some(snapshot)) = (self.entries.get(&block.id), block.snapshot) else {
-            return Inserted::default();
-        };
-        if own.block.snapshot.is_some() {
-            return Inserted::default();
+    fn complete(&mut self, block: PoolBlock<K>, now: Moment) -> Inserted<K> {
+        if self.may_hang_on(&block.id, &block.about) {
+            self.bind(&block.id, &block.about);
         }
-        let own = Arc::clone(&own.block);
-        let completed = PoolBlock {
-            snapshot: Some(snapshot),
-            ..PoolBlock::clone(&own)
+        self.touch(&block.id, now, 0);
+        let Some(entry) = self.entries.get(&block.id) else {
+            return Inserted::nothing();
         };
+        if entry.block.kv.has_snapshot() || !block.kv.has_snapshot() {
+            return Inserted::nothing();
+        }
+        let (own, tenant) = (Arc::clone(&entry.block), entry.tenant);
+        let completed = own.with(own.kv.completed(block.kv));
         let growth = completed.size() - own.size();
-        let Some(evicted) = self.make_room(growth) else {
-            return Inserted::default();
+        let Some(evicted) = self.make_room(tenant, growth) else {
+            return Inserted::nothing();
         };
         if let Some(entry) = self.entries.get_mut(&own.id) {
             entry.former = Arc::downgrade(&own);
             entry.block = Arc::new(completed);
             self.used += growth;
+            self.worth.add(Duration::ZERO, growth);
+            self.tenants.change(tenant, |part| part.used += growth);
         }
         Inserted { added: true, evicted }
     }
 
-    /// Evicts until `size` more bytes fit; `None`, with the pool as it was, when leases prevent that.
-    fn make_room(&mut self, size: Bytes) -> Option<Vec<Arc<PoolBlock>>> {
-        if size > self.budget {
-            return None;
-        }
-        let mut evicted = Vec::new();
-        while self.used > self.budget - size {
-            let Some(entry) = self.oldest_free_leaf().and_then(|id| self.take(&id)) else {
-                // Parents left last, so they return first.
-                evicted.into_iter().rev().for_each(|entry| self.put(entry));
-                return None;
-            };
-            evicted.push(entry);
-        }
-        Some(evicted.into_iter().map(|entry| entry.block).collect())
+    /// Whether a block can take on what `about` depends on.
+    fn may_hang_on(&self, id: &BlockId, about: &Provenance) -> bool {
+        let Some(entry) = self.entries.get(id) else {
+            return false;
+        };
+        let more = about
+            .dependencies
+            .iter()
+            .filter(|d| !entry.dependencies.contains(d));
+        entry.block.about.scope == Scope::Public
+            || entry.dependencies.len() + more.count() <= DEPENDENCIES_MAX
     }
 
-    fn oldest_free_leaf(&self) -> Option<BlockId> {
-        let free = |id: &&BlockId| self.entries.get(*id).is_some_and(|entry| !entry.is_leased());
-        self.leaves.values().find(free).copied()
-    }
-
-    /// Adds a childless entry whose parent is held.
-    fn put(&mut self, entry: Entry) {
-        if let Some(parent) = self
-            .parent_of(&entry.block)
-            .and_then(|id| self.entries.get_mut(&id))
-        {
-            parent.children += 1;
-            self.leaves.remove(&parent.last_use);
-        }
-        self.used += entry.block.size();
-        self.leaves.insert(entry.last_use, entry.block.id);
-        self.entries.insert(entry.block.id, entry);
-    }
-
-    /// Removes a childless entry.
-    fn take(&mut self, id: &BlockId) -> Option<Entry> {
-        let entry = self.entries.remove(id)?;
-        self.leaves.remove(&entry.last_use);
-        self.used = self.used - entry.block.size();
-        if let Some(parent) = self
-            .parent_of(&entry.block)
-            .and_then(|id| self.entries.get_mut(&id))
-        {
-            parent.children -= 1;
-            if parent.children == 0 {
-                self.leaves.insert(parent.last_use, parent.block.id);
+    /// What a new block depends on: what it says, and what its parent does. Nothing of a tenant's binds a public block.
+    fn inherited(&self, block: &PoolBlock<K>) -> Arc<[Dependency]> {
+        let own = &block.about.dependencies;
+        let parent = block.parent.and_then(|id| self.entries.get(&id));
+        let theirs = parent
+            .filter(|_| block.about.scope != Scope::Public)
+            .map(|parent| &parent.dependencies);
+        match theirs {
+            Some(theirs) if theirs.iter().any(|d| !own.contains(d)) => {
+                let more = theirs.iter().filter(|d| !own.contains(d));
+                own.iter().chain(more).cloned().collect()
             }
-        }
-        Some(entry)
-    }
-
-    fn touch(&mut self, id: &BlockId) {
-        let now = self.next_use();
-        if let Some(entry) = self.entries.get_mut(id) {
-            let before = std::mem::replace(&mut entry.last_use, now);
-            if let Some(leaf) = self.leaves.remove(&before) {
-                self.leaves.insert(now, leaf);
-            }
+            _ => Arc::clone(own),
         }
     }
 
-    fn next_use(&mut self) -> u64 {
-        self.uses += 1;
-        self.uses
+    /// Makes a block depend on what `about` depends on. A tenant cannot make a public block depend on anything.
+    fn bind(&mut self, id: &BlockId, about: &Provenance) {
+        let Some(entry) = self.entries.get_mut(id) else {
+            return;
+        };
+        let same = Arc::ptr_eq(&entry.dependencies, &about.dependencies);
+        if same || entry.block.about.scope == Scope::Public {
+            return;
+        }
+        let new = about
+            .dependencies
+            .iter()
+            .filter(|d| !entry.dependencies.contains(d));
+        let new: Vec<Dependency> = new.cloned().collect();
+        if !new.is_empty() {
+            self.dependants.add(*id, &new);
+            entry.dependencies = entry.dependencies.iter().cloned().chain(new).collect();
+        }
+    }
+}
+
+impl<K> Entry<K> {
+    fn seen(&self) -> Seen<'_, K> {
+        Seen {
+            block: &self.block,
+            dependencies: &self.dependencies,
+            used_at: self.used_at,
+            reuses: self.reuses,
+            leased: self.is_leased(),
+        }
+    }
+}
+
+impl<K: Kept> Entry<K> {
+    /// The block, with everything that its users said it depends on.
+    fn into_block(self) -> Arc<PoolBlock<K>> {
+        if self.block.about.dependencies == self.dependencies {
+            return self.block;
+        }
+        let about = Provenance {
+            dependencies: self.dependencies,
+            ..Provenance::clone(&self.block.about)
+        };
+        Arc::new(PoolBlock {
+            about: Arc::new(about),
+            ..PoolBlock::clone(&self.block)
+        })
     }
 }

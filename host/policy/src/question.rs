@@ -1,6 +1,7 @@
 //! What a policy is asked.
 
 use crate::column::Matrix;
+pub use portolan_base::Dependency;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -93,17 +94,6 @@ pub struct ModelChange {
     pub old_version: u64,
     /// The version from now on.
     pub new_version: u64,
-}
-
-/// Something that cached KV depends on, at a version.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Dependency {
-    /// Kind, such as `document` or `configuration`.
-    pub kind: String,
-    /// Name within the kind.
-    pub name: String,
-    /// Version, compared for equality only.
-    pub version: String,
 }
 
 /// A site runs out of room.

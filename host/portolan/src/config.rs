@@ -1,20 +1,24 @@
 //! The configuration file: one YAML document, checked before any port is bound.
 
 mod compression;
+mod kv;
 mod quotas;
 mod trust;
 
 pub use compression::LinkCompression;
+pub use kv::{KvConfig, PublicPrefix};
 pub use quotas::{QuotaConfig, RuntimeQuotas};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
 use portolan_base::kv::KvWindow;
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};
+use portolan_engine::CacheConfig;
 use portolan_fleet::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
 use portolan_transport::{Egress, LinkPath, PeerLink};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,6 +36,9 @@ pub struct Config {
     /// Rules for the platform's policies.
     #[serde(default)]
     pub policies: PoliciesConfig,
+    /// Rules for KV kept for reuse.
+    #[serde(default)]
+    pub kv: KvConfig,
     /// User classes, the lowest first.
     #[serde(default = "default_classes")]
     pub user_classes: Vec<String>,
@@ -121,6 +128,9 @@ pub struct InstanceConfig {
     /// Memory for KV kept for reuse, in MiB.
     #[serde(default = "default_pool")]
     pub kv_pool_mib: u64,
+    /// A hybrid model's state is kept after every so many blocks of 64 tokens.
+    #[serde(default = "every_512_tokens")]
+    pub kv_snapshot_blocks: NonZeroU32,
     /// Price of a thousand computed tokens, in millionths of the operator's unit.
     #[serde(default)]
     pub price_micros_per_kilotoken: u32,
@@ -207,6 +217,9 @@ pub struct TenantConfig {
     /// What it may use, where that is not as usual.
     #[serde(default)]
     pub quotas: QuotaConfig,
+    /// Thousandths of each pool that it is promised; none: an equal part of what is left.
+    #[serde(default)]
+    pub kv_share_permille: Option<u32>,
 }
 
 /// Why a configuration was refused.
@@ -314,6 +327,7 @@ impl Config {
         self.check_links()?;
         self.check_tenants(&topology)?;
         self.check_trust()?;
+        self.check_kv()?;
         self.check_quotas()
     }
 
@@ -504,6 +518,10 @@ fn eight() -> u32 {
 /// 256 MiB hold some 5,000 tokens of a small model's KV in 32-bit floats.
 fn default_pool() -> u64 {
     256
+}
+
+fn every_512_tokens() -> NonZeroU32 {
+    CacheConfig::default().snapshot_blocks
 }
 
 fn both() -> Role {

@@ -28,7 +28,6 @@ pub struct Host {
     sites: Vec<RunningSite>,
     /// Wide-area links that are simulated, by (from, to).
     proxies: BTreeMap<(SiteName, SiteName), FaultProxy>,
-    config: Config,
     shared: Shared,
     _watch: Option<watch::Watch>,
 }
@@ -72,6 +71,7 @@ impl Host {
         });
         let restored = desk.restore().map_err(HostError::Policies)?;
         let models = parts::load_models(&config).await?;
+        let public = Arc::new(parts::public_prefixes(&config, &models)?);
         let shared = Shared {
             topology,
             store,
@@ -83,13 +83,15 @@ impl Host {
             random,
             secrets,
             exact: config.exact_kv(),
+            public,
+            config,
         };
         let mut sites = Vec::new();
-        for site in &config.sites {
+        for site in &shared.config.sites {
             sites.push(RunningSite::prepare(site, &shared).await?);
         }
         let mut proxies = BTreeMap::new();
-        for link in &config.links {
+        for link in &shared.config.links {
             connect(link, &sites, &mut proxies).await?;
         }
         for site in &mut sites {
@@ -97,12 +99,11 @@ impl Host {
         }
         parts::finish_restoring(&desk, restored.pending)?;
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
-        let watch = config.policies_dir.clone().map(start);
+        let watch = shared.config.policies_dir.clone().map(start);
         let watch = watch.transpose().map_err(HostError::Watch)?;
         Ok(Self {
             sites,
             proxies,
-            config,
             shared,
             _watch: watch,
         })
@@ -141,12 +142,18 @@ impl Host {
 
     /// Starts a killed site again, with empty caches and new ports where the configuration leaves them open.
     pub async fn revive(&mut self, name: &str) -> Result<(), HostError> {
-        let Some(config) = self.config.sites.iter().find(|site| site.name.as_str() == name) else {
+        let Some(config) = self
+            .shared
+            .config
+            .sites
+            .iter()
+            .find(|site| site.name.as_str() == name)
+        else {
             return Ok(());
         };
         self.sites.push(RunningSite::prepare(config, &self.shared).await?);
         let touches = |link: &&LinkConfig| link.from == config.name || link.to == config.name;
-        for link in self.config.links.iter().filter(touches) {
+        for link in self.shared.config.links.iter().filter(touches) {
             connect(link, &self.sites, &mut self.proxies).await?;
         }
         match self.sites.last_mut() {

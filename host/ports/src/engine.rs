@@ -7,7 +7,9 @@
 use crate::{Cancel, KvPiece, KvSet};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
-use portolan_base::{BlockHash, CachePart, InstanceName, ModelName, Permille, RequestId, TenantKey, Tokens};
+use portolan_base::{
+    BlockHash, CachePart, InstanceName, ModelName, Permille, Provenance, RequestId, TenantKey, Tokens,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::{broadcast, mpsc};
@@ -73,6 +75,8 @@ pub struct PrefillJob {
     pub request: RequestId,
     /// The tenant's cache key.
     pub key: TenantKey,
+    /// Whose KV this is and what it depends on, beyond what of it is public.
+    pub about: Arc<Provenance>,
     /// The tokens whose KV is wanted: the prompt without its last token. Not empty.
     pub tokens: Arc<[u32]>,
     /// The receiver holds the attention KV of this many tokens, a whole number of blocks; pieces begin there.
@@ -103,6 +107,8 @@ pub struct DecodeJob {
     pub request: RequestId,
     /// The tenant's cache key.
     pub key: TenantKey,
+    /// Whose KV this is and what it depends on, beyond what of it is public.
+    pub about: Arc<Provenance>,
     /// The whole prompt. Not empty.
     pub prompt: Arc<[u32]>,
     /// KV of all prompt tokens but the last.

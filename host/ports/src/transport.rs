@@ -7,7 +7,8 @@ use crate::{KvPiece, PrefillReport};
 use async_trait::async_trait;
 use portolan_base::kv::{KvManifest, KvQuant};
 use portolan_base::{
-    BitsPerSecond, Bytes, InstanceName, ModelName, Permille, RequestId, SiteName, TenantName, TransferId,
+    BitsPerSecond, Bytes, Dependency, InstanceName, ModelName, Permille, Provenance, RequestId, Scope,
+    SiteName, TenantName, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -43,6 +44,21 @@ pub struct KvOrder {
     /// Whether the KV may come quantised. Not sent: the transport tells the holder what it takes for this order.
     #[serde(skip)]
     pub fidelity: Fidelity,
+    /// What the KV depends on: who keeps it has to know when it is void.
+    pub dependencies: Arc<[Dependency]>,
+}
+
+impl KvOrder {
+    /// What a cache has to know of the KV.
+    pub fn provenance(&self) -> Provenance {
+        Provenance {
+            scope: Scope::Tenant(self.tenant.clone()),
+            model: self.model.clone(),
+            model_version: self.model_version,
+            jurisdiction: self.jurisdiction.clone(),
+            dependencies: Arc::clone(&self.dependencies),
+        }
+    }
 }
 
 /// How true the KV of an order has to be to what was computed.

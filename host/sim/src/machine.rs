@@ -2,10 +2,11 @@
 
 use crate::pipe::Busy;
 use crate::scenario::{Scenario, SimInstance};
-use portolan_base::{BlockHash, BlockId, Bytes, Permille};
+use portolan_base::{BlockHash, BlockId, Bytes, ModelName, Moment, Permille, Provenance};
 use portolan_decide::{InstanceView, Route};
-use portolan_kv::{Held, Holder, PoolBlock, PrefixIndex, PrefixPool};
+use portolan_kv::{BlockKv, Held, Holder, PoolBlock, PoolConfig, PrefixIndex, PrefixPool};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A prompt of this length gives the prefill speed before any was measured.
@@ -22,11 +23,15 @@ pub(crate) struct Job {
     pub(crate) expected_tokens: u32,
 }
 
+/// Simulated blocks do not age: they stay until their room is needed.
+const NO_TIME: Moment = Moment(0);
+
 /// State of one instance.
 pub(crate) struct Machine {
     pub(crate) config: SimInstance,
     holder: u32,
     pool: PrefixPool,
+    about: Arc<Provenance>,
     pub(crate) queue: VecDeque<Job>,
     /// What is being prefilled, if anything: the lease on the cached part, and how long it takes.
     pub(crate) prefilling: Option<(Held, Duration)>,
@@ -44,11 +49,15 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new(holder: u32, config: &SimInstance, scenario: &Scenario) -> Self {
         let blocks = u64::from(config.cache.0 / scenario.block_tokens.0);
+        // Simulated traffic names prompts, not tenants: everyone shares what is the same.
+        let model = ModelName::new("simulated").expect("a valid name");
+        let about = Arc::new(Provenance::public(model, 1));
         let typical = config.prefill.time(portolan_base::Tokens(TYPICAL_TOKENS));
         Self {
             config: config.clone(),
             holder,
-            pool: PrefixPool::new(Bytes(blocks * block(0, None).size().0), false),
+            pool: PrefixPool::new(PoolConfig::of(Bytes(blocks * block(0, None, &about).size().0))),
+            about,
             queue: VecDeque::new(),
             prefilling: None,
             assigned_requests: 0,
@@ -62,8 +71,8 @@ impl Machine {
 
     /// The cached beginning of a prompt.
     pub(crate) fn lookup(&mut self, blocks: &[u64]) -> Held {
-        self.pool
-            .lookup(&blocks.iter().copied().map(id).collect::<Vec<_>>())
+        let chain: Vec<_> = blocks.iter().copied().map(id).collect();
+        self.pool.lookup(&chain, &self.about, NO_TIME)
     }
 
     /// Keeps a prompt's blocks and tells the index what came and went.
@@ -71,7 +80,9 @@ impl Machine {
         let holder = Holder::instance(self.holder);
         let mut before = None;
         for &name in blocks {
-            let done = self.pool.insert(block(name, before.map(id)));
+            let done = self
+                .pool
+                .insert(block(name, before.map(id), &self.about), NO_TIME);
             let gone: Vec<BlockHash> = done
                 .evicted
                 .iter()
@@ -92,7 +103,7 @@ impl Machine {
     }
 
     /// What decisions see of it.
-    pub(crate) fn view(&mut self, now: portolan_base::Moment) -> InstanceView {
+    pub(crate) fn view(&mut self, now: Moment) -> InstanceView {
         let sequences = self.decoding + count(self.waiting.len());
         let share =
             |part: u64, whole: u64| Permille((part * 1000).checked_div(whole).unwrap_or(0).min(1000) as u32);
@@ -126,12 +137,13 @@ fn id(name: u64) -> BlockId {
 }
 
 /// A block without bytes: every block counts the same, so the pool's budget is a number of blocks.
-fn block(name: u64, parent: Option<BlockId>) -> PoolBlock {
+fn block(name: u64, parent: Option<BlockId>, about: &Arc<Provenance>) -> PoolBlock {
     PoolBlock {
         id: id(name),
         parent,
         hashes: vec![BlockHash(name)],
-        attention: Vec::new(),
-        snapshot: None,
+        about: Arc::clone(about),
+        rebuild: Duration::ZERO,
+        kv: BlockKv::default(),
     }
 }

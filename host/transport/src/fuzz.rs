@@ -109,6 +109,7 @@ fn order(announcement: &Announcement) -> Option<KvOrder> {
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
         fidelity: Default::default(),
+        dependencies: Default::default(),
     })
 }
 

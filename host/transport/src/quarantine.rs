@@ -159,6 +159,7 @@ impl Quarantine {
 mod tests {
     use super::*;
     use portolan_base::{InstanceName, ModelName, RequestId, TenantName};
+    use std::sync::Arc;
 
     fn order(first: u32) -> KvOrder {
         KvOrder {
@@ -174,6 +175,7 @@ mod tests {
             retention: portolan_ports::Retention::Keep,
             draw: Default::default(),
             fidelity: Default::default(),
+            dependencies: Arc::default(),
         }
     }
 

@@ -351,5 +351,6 @@ fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
         fidelity: plan.quant().map_or(Fidelity::Exact, |_| Fidelity::Quantised),
+        dependencies: Arc::default(),
     })
 }

@@ -2,14 +2,17 @@
 
 use crate::BLOCK_TOKENS;
 use crate::network::state::{LayerState, SequenceState};
-use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
-use portolan_base::{BlockHash, BlockId, Bytes, CachePart, INDEX_BLOCK_TOKENS, Permille, TenantKey, Tokens};
-use portolan_kv::{BlockWindow, HeldBlocks, PoolBlock, PrefixPool};
+use portolan_base::{
+    BlockHash, BlockId, Bytes, CachePart, INDEX_BLOCK_TOKENS, Moment, Permille, Provenance, TenantKey, Tokens,
+};
+use portolan_kv::{BlockKv, BlockWindow, HeldBlocks, PoolBlock, PoolConfig, PrefixPool, Reuse, Shares};
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{HeldPrefix, KvEvent, KvPiece};
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 
 /// Events kept for a slow reader. A block of prefill is one event and takes milliseconds, so this is seconds of
@@ -19,19 +22,49 @@ const EVENTS_KEPT: usize = 1024;
 /// Index blocks in one pool block.
 const HASHES_PER_BLOCK: usize = BLOCK_TOKENS as usize / INDEX_BLOCK_TOKENS;
 
-/// The names of a prompt's full blocks.
+/// How an instance keeps KV for reuse.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// What each tenant is promised of the pool; none: the whole, and the first that is due goes, whosever it is.
+    pub shares: Option<Shares>,
+    /// A hybrid model's state is kept after every so many blocks, and after the last whole block of each prompt.
+    pub snapshot_blocks: NonZeroU32,
+    /// How long a block stays when nobody uses it; none: until its room is needed.
+    pub time_to_live: Option<Duration>,
+}
+
+/// Every 512 tokens: a state is as large as the KV of some 800 tokens, so that more states crowd out the KV they serve,
+/// and fewer find less (`docs/kv-pool.md`).
+const SNAPSHOT_BLOCKS: NonZeroU32 = NonZeroU32::new(8).unwrap();
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            shares: None,
+            snapshot_blocks: SNAPSHOT_BLOCKS,
+            time_to_live: None,
+        }
+    }
+}
+
+/// The names of a prompt's full blocks, and whose they are.
 #[derive(Debug)]
 pub(crate) struct Names {
     ids: Vec<BlockId>,
     hashes: Vec<BlockHash>,
+    /// So many of the first are public.
+    public: usize,
+    about: Arc<Provenance>,
 }
 
 impl Names {
-    pub(crate) fn of(key: &TenantKey, tokens: &[u32]) -> Self {
+    pub(crate) fn of(key: &TenantKey, tokens: &[u32], about: &Arc<Provenance>) -> Self {
         let ids = BlockId::chain(key, tokens, BLOCK_TOKENS as usize);
         Self {
+            public: ((key.public_tokens() / BLOCK_TOKENS) as usize).min(ids.len()),
             ids,
             hashes: BlockHash::chain(key, tokens),
+            about: Arc::clone(about),
         }
     }
 
@@ -39,15 +72,23 @@ impl Names {
     pub(crate) fn len(&self) -> usize {
         self.ids.len()
     }
+
+    fn about(&self, index: usize) -> Arc<Provenance> {
+        let tenant = &self.about;
+        if index >= self.public {
+            return Arc::clone(tenant);
+        }
+        Arc::new(Provenance::public(tenant.model.clone(), tenant.model_version))
+    }
 }
 
-/// Bytes of one block, by cache group.
+/// A block to be kept.
 #[derive(Debug)]
-pub(crate) struct BlockKv {
-    /// One buffer an attention layer.
-    pub(crate) attention: Vec<Buffer>,
-    /// One buffer a recurrent layer, where the state after the block is known.
-    pub(crate) snapshot: Option<Vec<Buffer>>,
+pub(crate) struct Computed {
+    /// Its KV.
+    pub(crate) kv: BlockKv,
+    /// What computing it took, or would have.
+    pub(crate) rebuild: Duration,
 }
 
 /// Blocks kept for reuse.
@@ -56,22 +97,34 @@ pub(crate) struct Cache {
     pool: Mutex<PrefixPool>,
     events: broadcast::Sender<KvEvent>,
     layout: Arc<KvLayout>,
+    snapshot_blocks: NonZeroU32,
+    began: Instant,
 }
 
 impl Cache {
-    pub(crate) fn new(budget: Bytes, layout: Arc<KvLayout>) -> Self {
-        let pool = match layout.window {
-            None => PrefixPool::new(budget, layout.is_hybrid()),
-            Some(window) => {
-                let block = layout.block_tokens;
-                PrefixPool::windowed(budget, layout.is_hybrid(), BlockWindow { window, block })
-            }
-        };
-        let pool = Mutex::new(pool);
+    pub(crate) fn new(budget: Bytes, config: CacheConfig, layout: Arc<KvLayout>) -> Self {
+        let any = PoolConfig::of(budget);
+        let window = layout.window.map(|window| BlockWindow {
+            window,
+            block: layout.block_tokens,
+        });
+        let pool = PrefixPool::new(PoolConfig {
+            window,
+            shares: config.shares.unwrap_or(any.shares),
+            reuse: if layout.is_hybrid() {
+                Reuse::Snapshots
+            } else {
+                Reuse::AnyBlock
+            },
+            time_to_live: config.time_to_live,
+            ..any
+        });
         Self {
-            pool,
+            pool: Mutex::new(pool),
             events: broadcast::channel(EVENTS_KEPT).0,
             layout,
+            snapshot_blocks: config.snapshot_blocks,
+            began: Instant::now(),
         }
     }
 
@@ -85,14 +138,33 @@ impl Cache {
         Permille(permille.min(1000) as u32)
     }
 
-    /// The longest usable prefix.
+    /// Whether the state after block number `index` of so many is worth keeping: at fixed distances, where prompts that
+    /// begin alike find it, where the public part ends, and at the last block, where the next turn goes on.
+    pub(crate) fn wants_snapshot(&self, names: &Names, index: usize) -> bool {
+        let after = index + 1;
+        let at_distance = after.is_multiple_of(self.snapshot_blocks.get() as usize);
+        self.layout.is_hybrid() && (at_distance || after == names.len() || after == names.public)
+    }
+
+    /// The longest usable prefix; from here on it depends on what the prompt depends on.
     pub(crate) fn lookup(&self, names: &Names) -> HeldBlocks {
-        self.pool.lock().lookup_needed(&names.ids)
+        let now = self.now();
+        self.pool.lock().lookup_needed(&names.ids, &names.about, now)
+    }
+
+    /// The longest usable prefix, looked at once more for the same prompt.
+    pub(crate) fn lease(&self, names: &Names) -> HeldBlocks {
+        self.lease_chain(&names.ids)
+    }
+
+    fn lease_chain(&self, ids: &[BlockId]) -> HeldBlocks {
+        let now = self.now();
+        self.pool.lock().lease_needed(ids, now)
     }
 
     /// The attention pieces of the longest usable prefix.
-    pub(crate) fn held(&self, names: &Names) -> HeldPrefix {
-        let held = self.lookup(names);
+    pub(crate) fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+        let held = self.lease_chain(&BlockId::chain(key, tokens, BLOCK_TOKENS as usize));
         HeldPrefix {
             tokens: held.len as u32 * BLOCK_TOKENS,
             pieces: self.attention_pieces(&held.blocks),
@@ -107,7 +179,7 @@ impl Cache {
         let mut pieces = Vec::new();
         for (index, block) in blocks {
             let start = *index as u32 * BLOCK_TOKENS;
-            for (layer, bytes) in self.attention_layers().zip(&block.attention) {
+            for (layer, bytes) in self.attention_layers().zip(&block.kv.attention) {
                 pieces.push(KvPiece {
                     id: piece_id(layer, start, Tokens(BLOCK_TOKENS)),
                     bytes: bytes.clone(),
@@ -118,7 +190,7 @@ impl Cache {
     }
 
     /// Keeps block number `index` of a prompt, and tells what came and what went.
-    pub(crate) fn store(&self, names: &Names, index: usize, kv: BlockKv) {
+    pub(crate) fn store(&self, names: &Names, index: usize, computed: Computed) {
         let Some(id) = names.ids.get(index).copied() else {
             return;
         };
@@ -128,17 +200,14 @@ impl Cache {
             id,
             parent,
             hashes: hashes.clone(),
-            attention: kv.attention,
-            snapshot: kv.snapshot,
+            about: names.about(index),
+            rebuild: computed.rebuild,
+            kv: computed.kv,
         };
+        let now = self.now();
         // Told under the lock, so that events come in the order of the changes. Nobody listening is no error.
         let mut pool = self.pool.lock();
-        // Leased, so that room for this block is not made at the cost of what it cannot be used without.
-        let _needed = self
-            .layout
-            .window
-            .map(|_| pool.lookup_needed(&names.ids[..index]));
-        let inserted = pool.insert(block);
+        let inserted = pool.insert_after(&names.ids[..index], block, now);
         let gone: Vec<BlockHash> = inserted
             .evicted
             .iter()
@@ -169,12 +238,12 @@ impl Cache {
                 .layers
                 .iter_mut()
                 .filter(|layer| matches!(layer, LayerState::Attention(_)));
-            for (layer, bytes) in layers.zip(&block.attention) {
+            for (layer, bytes) in layers.zip(&block.kv.attention) {
                 layer.restore(start, bytes);
             }
         }
         let last = held.blocks.last().map(|(_, block)| block);
-        let snapshot = last.and_then(|block| block.snapshot.as_ref());
+        let snapshot = last.and_then(|block| block.kv.snapshot.as_ref());
         let layers = state
             .layers
             .iter_mut()
@@ -183,6 +252,10 @@ impl Cache {
             layer.restore(0, bytes);
         }
         state.tokens = held.len * BLOCK_TOKENS as usize;
+    }
+
+    fn now(&self) -> Moment {
+        Moment::default() + self.began.elapsed()
     }
 
     fn attention_layers(&self) -> impl Iterator<Item = u16> {

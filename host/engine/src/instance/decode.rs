@@ -1,12 +1,13 @@
 //! A decode job on its way through the worker, one token a turn.
 
 use super::Shared;
-use super::cache::{BlockKv, Names};
+use super::cache::{Computed, Names};
 use super::meter::{CountedDecode, Meter};
 use crate::BLOCK_TOKENS;
 use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::network::state::{LayerState, SequenceState};
 use portolan_base::TenantKey;
+use portolan_kv::BlockKv;
 use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, Retention};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -125,7 +126,7 @@ impl DecodeRun {
         state.tokens = before.len();
         let reusable = !shared.description.layout.is_hybrid();
         if reusable && self.job.retention == Retention::Keep {
-            keep(shared, &Names::of(&self.job.key, before), &state);
+            keep(shared, &Names::of(&self.job.key, before, &self.job.about), &state);
         }
         let wanted = Wanted {
             sampling: self.job.sampling,
@@ -144,7 +145,8 @@ impl DecodeRun {
 /// it would keep alive beyond the pool's budget.
 fn keep(shared: &Shared, names: &Names, state: &SequenceState) {
     let block = BLOCK_TOKENS as usize;
-    let held = shared.cache.lookup(names);
+    let rebuild = shared.meter.prefill_time(block);
+    let held = shared.cache.lease(names);
     let is_held = |index: &usize| held.blocks.iter().any(|(place, _)| place == index);
     for index in (0..names.len()).filter(|index| !is_held(index)) {
         let tokens = index * block..(index + 1) * block;
@@ -157,13 +159,13 @@ fn keep(shared: &Shared, names: &Names, state: &SequenceState) {
         if attention.is_empty() {
             continue;
         }
-        shared.cache.store(
-            names,
-            index,
-            BlockKv {
+        let computed = Computed {
+            kv: BlockKv {
                 attention,
                 snapshot: None,
             },
-        );
+            rebuild,
+        };
+        shared.cache.store(names, index, computed);
     }
 }

@@ -62,6 +62,16 @@ impl Meter {
         times.roll();
     }
 
+    /// What prefilling so many tokens takes here.
+    pub(crate) fn prefill_time(&self, tokens: usize) -> Duration {
+        Duration::from_nanos(
+            self.times
+                .lock()
+                .prefill_ns_per_token
+                .saturating_mul(tokens as u64),
+        )
+    }
+
     /// A decode step took `time`.
     pub(crate) fn decoded(&self, time: Duration) {
         let mut times = self.times.lock();

@@ -1,13 +1,14 @@
 //! A prefill job on its way through the worker, one piece a turn.
 
 use super::Shared;
-use super::cache::{BlockKv, Names};
+use super::cache::{Computed, Names};
 use super::meter::{Meter, QueuedPrefill};
 use crate::BLOCK_TOKENS;
 use crate::generate::next_piece;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
 use portolan_base::{TenantKey, Tokens};
+use portolan_kv::BlockKv;
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport, Retention};
 use std::ops::{ControlFlow, Range};
@@ -103,7 +104,7 @@ impl PrefillRun {
     /// Takes what the cache holds, and sends on what of it the receiver lacks.
     fn begin(&mut self, shared: &Shared) -> Result<Running, EngineError> {
         let started = Instant::now();
-        let names = Names::of(&self.job.key, &self.job.tokens);
+        let names = Names::of(&self.job.key, &self.job.tokens, &self.job.about);
         let held = shared.cache.lookup(&names);
         let mut state = shared.model.network.fresh_state();
         shared.cache.restore(&held, &mut state);
@@ -144,18 +145,18 @@ impl PrefillRun {
             .model
             .network
             .run(tokens, &mut running.state, &mut observe)?;
-        shared.meter.prefilled(tokens.len(), began.elapsed());
+        let took = began.elapsed();
+        shared.meter.prefilled(tokens.len(), took);
         self.queued.done(range.len());
         if range.len() == BLOCK_TOKENS as usize && self.job.retention == Retention::Keep {
-            let snapshot = shared
-                .description
-                .layout
-                .is_hybrid()
-                .then(|| recurrent_pieces(&running.state));
             let index = range.start / BLOCK_TOKENS as usize;
-            shared
-                .cache
-                .store(&running.names, index, BlockKv { attention, snapshot });
+            let wanted = shared.cache.wants_snapshot(&running.names, index);
+            let snapshot = wanted.then(|| recurrent_pieces(&running.state));
+            let computed = Computed {
+                kv: BlockKv { attention, snapshot },
+                rebuild: took,
+            };
+            shared.cache.store(&running.names, index, computed);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use crate::kernel::Rows;
 use crate::kernel::attend::{Gap, KeysValues};
 use bytes::Bytes;
 use portolan_base::kv::{KvWindow, LayerKv};
+use portolan_kv::wiped;
 use std::ops::Range;
 
 /// State of every layer after a number of tokens.
@@ -208,7 +209,7 @@ fn to_bytes<'a>(parts: impl IntoIterator<Item = &'a [f32]>) -> Bytes {
             out.extend_from_slice(&value.to_le_bytes());
         }
     }
-    out.into()
+    wiped(out)
 }
 
 #[cfg(test)]

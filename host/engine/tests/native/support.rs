@@ -1,7 +1,7 @@
 //! Models, instances and jobs for the tests.
 
-use portolan_base::{Bytes, InstanceName, ModelName, RequestId, TenantKey};
-use portolan_engine::{InstanceConfig, LoadedModel, NativeInstance, load_model};
+use portolan_base::{Bytes, InstanceName, ModelName, Provenance, RequestId, TenantKey, TenantName};
+use portolan_engine::{CacheConfig, InstanceConfig, LoadedModel, NativeInstance, load_model};
 use portolan_ports::{
     Cancel, DecodeEvent, DecodeJob, Engine, EngineError, KvPiece, KvSet, PrefillJob, PrefillReport, Role,
     Sampling,
@@ -51,6 +51,11 @@ pub(crate) fn key() -> TenantKey {
     TenantKey::derive(&[1; 32], "tenant", "model", 1)
 }
 
+pub(crate) fn about() -> Arc<Provenance> {
+    let tenant = TenantName::new("tenant").unwrap();
+    Arc::new(Provenance::of(tenant, ModelName::new("model").unwrap(), 1))
+}
+
 pub(crate) fn config(name: &str, role: Role) -> InstanceConfig {
     InstanceConfig {
         name: InstanceName::new(name).unwrap(),
@@ -59,6 +64,7 @@ pub(crate) fn config(name: &str, role: Role) -> InstanceConfig {
         role,
         decode_slots: 4,
         pool: Bytes(64 << 20),
+        cache: CacheConfig::default(),
     }
 }
 
@@ -70,6 +76,7 @@ pub(crate) fn prefill_job(tokens: &[u32], held: u32) -> PrefillJob {
     PrefillJob {
         request: RequestId::from_client("r").unwrap(),
         key: key(),
+        about: about(),
         tokens: tokens.into(),
         held,
         retention: portolan_ports::Retention::Keep,
@@ -81,6 +88,7 @@ pub(crate) fn decode_job(prompt: &[u32], kv: KvSet, max_tokens: u32) -> DecodeJo
     DecodeJob {
         request: RequestId::from_client("r").unwrap(),
         key: key(),
+        about: about(),
         prompt: prompt.into(),
         kv,
         sampling: Sampling::GREEDY,

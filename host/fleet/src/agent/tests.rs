@@ -3,7 +3,9 @@
 use super::*;
 use crate::{EmbeddedBus, InstanceSpec, LinkSpec, SiteSpec, Telling, Topology};
 use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
-use portolan_base::{BitsPerSecond, BlockHash, ModelName, Moment, RequestId, Role, TenantKey, Tokens};
+use portolan_base::{
+    BitsPerSecond, BlockHash, ModelName, Moment, Provenance, RequestId, Role, TenantKey, Tokens,
+};
 use portolan_decide::SiteIndex;
 use portolan_ports::{
     Cancel, EngineDescription, FakeEngine, Fleet, NoLinks, PrefillJob, Retention, SnapshotRequest,
@@ -117,6 +119,7 @@ async fn compute(site: &Site, tokens: &[u32]) {
     let job = PrefillJob {
         request: RequestId::from_client("r").unwrap(),
         key: key(),
+        about: Arc::new(Provenance::public(model(), 1)),
         tokens: tokens.into(),
         held: 0,
         retention: Retention::Keep,

@@ -6,7 +6,7 @@ use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
 use crate::rollout;
 use crate::site::Site;
-use portolan_base::TenantKey;
+use portolan_base::{Provenance, Scope};
 use portolan_decide::PathRecord;
 use portolan_decide::record::{KvRecord, StageRecord};
 use portolan_policy::RequestRow;
@@ -42,13 +42,15 @@ pub(super) fn admit(
         let text = format!("the model {} is not served here", request.model);
         return Err(RequestError::new(ErrorKind::NotFound, text).with_code("model_not_found"));
     };
-    let version = model.description.layout.model_version;
-    let key = TenantKey::derive(
-        &site.parts.secret,
-        request.tenant.name.as_str(),
-        request.model.as_str(),
-        version,
-    );
+    let layout = &model.description.layout;
+    let about = Arc::new(Provenance {
+        scope: Scope::Tenant(request.tenant.name.clone()),
+        model: request.model.clone(),
+        model_version: layout.model_version,
+        jurisdiction: request.tenant.jurisdiction.clone(),
+        dependencies: request.dependencies.as_slice().into(),
+    });
+    let key = site.cache_key(&request.tenant.name, layout, &request.prompt);
     let draw = rollout::draw(&site.parts.secret, &request);
     let policies = site.parts.desk.table().for_tenant(&request.tenant.name, draw);
     let mut record = blank_record(&request);
@@ -68,6 +70,7 @@ pub(super) fn admit(
         chain: Vec::new(),
         fleet,
         key,
+        about,
         cancel,
         events,
         record,

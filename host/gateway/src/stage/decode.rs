@@ -4,6 +4,7 @@ use super::journey::{Fault, Journey, Leg};
 use crate::answer::{AnswerEvent, Usage};
 use crate::error::RequestError;
 use portolan_ports::{DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, Retention, TextStream};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 impl Journey {
@@ -70,6 +71,7 @@ impl Journey {
         DecodeJob {
             request: self.id(),
             key: self.key,
+            about: Arc::clone(&self.about),
             prompt: self.request.prompt.clone(),
             kv,
             sampling: self.request.sampling,

@@ -5,7 +5,7 @@ use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
 use crate::site::Site;
-use portolan_base::{BlockHash, Moment, RequestId, SiteName, TenantKey};
+use portolan_base::{BlockHash, Moment, Provenance, RequestId, SiteName, TenantKey};
 use portolan_decide::record::{Fallback, RouteRecord, StageRecord};
 use portolan_decide::{FleetView, InstanceIndex, PathRecord, Placements, RequestPolicies, Route};
 use portolan_policy::Placement;
@@ -27,6 +27,8 @@ pub(super) struct Journey {
     /// The fleet as it was when the request was decided.
     pub(super) fleet: Arc<FleetView>,
     pub(super) key: TenantKey,
+    /// Whose its KV is, and what it depends on.
+    pub(super) about: Arc<Provenance>,
     pub(super) cancel: Cancel,
     pub(super) events: mpsc::UnboundedSender<AnswerEvent>,
     pub(super) record: PathRecord,

@@ -21,6 +21,7 @@ impl Journey {
         let job = PrefillJob {
             request: self.id(),
             key: self.key,
+            about: Arc::clone(&self.about),
             tokens,
             held: held.tokens,
             retention: leg.keep_there,

@@ -97,6 +97,7 @@ impl Journey {
                 .parts
                 .exact
                 .fidelity(&self.request.tenant.name, &self.request.tenant.user_class),
+            dependencies: Arc::clone(&self.about.dependencies),
         })
     }
 }

@@ -1,10 +1,15 @@
-//! The pool against a naive model of it, and the cases worth telling by themselves.
+//! The cases worth telling by themselves; `model.rs` holds the pool against a naive model of it, `reuse.rs` against LRU
+//! on a trace.
+
+mod model;
+mod reuse;
 
 use super::*;
-use proptest::prelude::*;
+use crate::block::BLOCK_OVERHEAD;
+use bytes::Bytes as Buffer;
+use portolan_base::{ModelName, TenantName};
 
-/// A node of a small tree: the path of branches from the root.
-type Path = Vec<u8>;
+const NOW: Moment = Moment(1_000_000);
 
 fn id(path: &[u8]) -> BlockId {
     let mut bytes = [0xff; 16];
@@ -16,260 +21,292 @@ fn chain(path: &[u8]) -> Vec<BlockId> {
     (1..=path.len()).map(|n| id(&path[..n])).collect()
 }
 
-fn block(path: &[u8], size: usize, snapshot: Option<usize>) -> PoolBlock {
+fn scope(name: &str) -> Scope {
+    Scope::Tenant(TenantName::new(name).unwrap())
+}
+
+fn on(kind: &str, version: &str) -> Dependency {
+    Dependency {
+        kind: kind.to_owned(),
+        name: "x".to_owned(),
+        version: version.to_owned(),
+    }
+}
+
+fn about(scope: Scope, dependencies: &[Dependency]) -> Provenance {
+    Provenance {
+        scope,
+        dependencies: dependencies.into(),
+        ..Provenance::public(ModelName::new("m").unwrap(), 1)
+    }
+}
+
+fn acme() -> Provenance {
+    about(scope("acme"), &[])
+}
+
+fn block_of(about: Provenance, path: &[u8], size: usize) -> PoolBlock {
     PoolBlock {
         id: id(path),
         parent: (path.len() > 1).then(|| id(&path[..path.len() - 1])),
         hashes: Vec::new(),
-        attention: vec![Buffer::from(vec![0; size])],
-        snapshot: snapshot.map(|size| vec![Buffer::from(vec![0; size])]),
+        about: Arc::new(about),
+        rebuild: Duration::from_millis(1),
+        kv: BlockKv {
+            attention: vec![Buffer::from(vec![0; size])],
+            snapshot: None,
+        },
     }
 }
 
-#[derive(Clone, Debug)]
-enum Op {
-    Insert {
-        path: Path,
-        size: usize,
-        snapshot: Option<usize>,
-    },
-    Lookup {
-        path: Path,
-    },
-    Lease {
-        path: Path,
-    },
-    Release {
-        nth: usize,
-    },
-    Clear,
+fn block(path: &[u8], size: usize, snapshot: Option<usize>) -> PoolBlock {
+    let mut block = block_of(acme(), path, size);
+    block.kv.snapshot = snapshot.map(|size| vec![Buffer::from(vec![0; size])]);
+    block
 }
 
-fn path() -> impl Strategy<Value = Path> {
-    prop::collection::vec(0u8..3, 1..5)
+fn pool(budget: Bytes) -> PrefixPool {
+    PrefixPool::new(PoolConfig::of(budget))
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        12 => (path(), 0usize..600, prop::option::weighted(0.4, 0usize..800))
-            .prop_map(|(path, size, snapshot)| Op::Insert { path, size, snapshot }),
-        4 => path().prop_map(|path| Op::Lookup { path }),
-        2 => path().prop_map(|path| Op::Lease { path }),
-        2 => (0usize..8).prop_map(|nth| Op::Release { nth }),
-        1 => Just(Op::Clear),
-    ]
-}
-
-#[derive(Clone, Debug)]
-struct ModelBlock {
-    path: Path,
-    bytes: u64,
-    snapshot: bool,
-    last_use: u64,
-    /// Tells a block from an earlier one of the same name.
-    birth: u64,
-}
-
-/// The pool's contract, written for obviousness: one list, everything recomputed by scanning.
-#[derive(Default)]
-struct Model {
-    budget: u64,
-    needs_snapshot: bool,
-    blocks: Vec<ModelBlock>,
-    leases: Vec<Vec<u64>>,
-    uses: u64,
-}
-
-impl Model {
-    fn find(&mut self, path: &[u8]) -> Option<&mut ModelBlock> {
-        self.blocks.iter_mut().find(|b| b.path == path)
-    }
-
-    fn used(&self) -> u64 {
-        self.blocks.iter().map(|b| b.bytes).sum()
-    }
-
-    fn touch(&mut self, path: &[u8]) {
-        self.uses += 1;
-        let now = self.uses;
-        if let Some(block) = self.find(path) {
-            block.last_use = now;
-        }
-    }
-
-    fn lookup(&mut self, path: &[u8]) -> Vec<u64> {
-        let mut length = 0;
-        for n in 1..=path.len() {
-            let Some(block) = self.find(&path[..n]) else { break };
-            let usable = block.snapshot || !self.needs_snapshot;
-            length = if usable { n } else { length };
-        }
-        (1..=length).rev().for_each(|n| self.touch(&path[..n]));
-        (1..=length)
-            .filter_map(|n| self.find(&path[..n]).map(|b| b.birth))
-            .collect()
-    }
-
-    /// Evicts from a copy, so that failure changes nothing; `keep` and all it hangs on stay.
-    fn make_room(&mut self, bytes: u64, keep: &[u8]) -> Option<Vec<Path>> {
-        let (mut blocks, mut evicted) = (self.blocks.clone(), Vec::new());
-        while blocks.iter().map(|b| b.bytes).sum::<u64>() + bytes > self.budget {
-            let leaf = |b: &&ModelBlock| {
-                !blocks
-                    .iter()
-                    .any(|c| c.path.len() > b.path.len() && c.path.starts_with(&b.path))
-            };
-            let free = |b: &&ModelBlock| !self.leases.iter().flatten().any(|birth| *birth == b.birth);
-            let victim = blocks
-                .iter()
-                .filter(leaf)
-                .filter(free)
-                .filter(|b| !keep.starts_with(&b.path));
-            let victim = victim.min_by_key(|b| b.last_use)?.path.clone();
-            blocks.retain(|b| b.path != victim);
-            evicted.push(victim);
-        }
-        self.blocks = blocks;
-        Some(evicted)
-    }
-
-    fn insert(&mut self, path: &[u8], size: u64, snapshot: Option<u64>) -> (bool, Vec<Path>) {
-        if let Some(held) = self.find(path).cloned() {
-            self.touch(path);
-            let Some(growth) = snapshot.filter(|_| !held.snapshot) else {
-                return (false, vec![]);
-            };
-            let Some(evicted) = self.make_room(growth, path) else {
-                return (false, vec![]);
-            };
-            let own = self.find(path).unwrap();
-            own.snapshot = true;
-            own.bytes += growth;
-            return (true, evicted);
-        }
-        if path.len() > 1 && self.find(&path[..path.len() - 1]).is_none() {
-            return (false, vec![]);
-        }
-        let bytes = size + snapshot.unwrap_or(0) + BLOCK_OVERHEAD.0;
-        let Some(evicted) = self.make_room(bytes, path) else {
-            return (false, vec![]);
-        };
-        self.uses += 1;
-        let (last_use, birth) = (self.uses, self.uses);
-        self.blocks.push(ModelBlock {
-            path: path.to_vec(),
-            bytes,
-            snapshot: snapshot.is_some(),
-            last_use,
-            birth,
-        });
-        (true, evicted)
-    }
-}
-
-fn parents_are_held(pool: &PrefixPool) -> bool {
-    pool.iter()
-        .all(|b| b.parent.is_none_or(|parent| pool.entries.contains_key(&parent)))
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-    #[test]
-    fn the_pool_does_what_the_model_does(
-        budget in 0u64..6_000, needs_snapshot: bool, ops in prop::collection::vec(op(), 1..120),
-    ) {
-        let mut pool = PrefixPool::new(Bytes(budget), needs_snapshot);
-        let mut model = Model { budget, needs_snapshot, ..Model::default() };
-        let mut leases = Vec::new();
-        for op in ops {
-            match op {
-                Op::Insert { path, size, snapshot } => {
-                    let done = pool.insert(block(&path, size, snapshot));
-                    let (added, evicted) = model.insert(&path, size as u64, snapshot.map(|n| n as u64));
-                    prop_assert_eq!(done.added, added);
-                    let ids: Vec<_> = done.evicted.iter().map(|b| b.id).collect();
-                    prop_assert_eq!(ids, evicted.iter().map(|p| id(p)).collect::<Vec<_>>());
-                }
-                Op::Lookup { path } => {
-                    prop_assert_eq!(pool.lookup(&chain(&path)).blocks.len(), model.lookup(&path).len());
-                }
-                Op::Lease { path } => {
-                    leases.push(pool.lookup(&chain(&path)));
-                    let births = model.lookup(&path);
-                    model.leases.push(births);
-                }
-                Op::Release { nth } if nth < leases.len() => {
-                    leases.remove(nth);
-                    model.leases.remove(nth);
-                }
-                Op::Release { .. } => {}
-                Op::Clear => {
-                    prop_assert_eq!(pool.clear().len(), model.blocks.len());
-                    model.blocks.clear();
-                }
-            }
-            prop_assert_eq!(pool.used(), Bytes(model.used()));
-            prop_assert!(pool.used() <= pool.budget());
-            prop_assert_eq!(pool.blocks(), model.blocks.len());
-            prop_assert!(parents_are_held(&pool));
-        }
-    }
+fn ids<K>(blocks: &[Arc<PoolBlock<K>>]) -> Vec<BlockId> {
+    blocks.iter().map(|block| block.id).collect()
 }
 
 #[test]
 fn a_hybrid_hit_ends_at_the_last_snapshot() {
-    let mut pool = PrefixPool::new(Bytes(1 << 20), true);
+    let mut pool = PrefixPool::new(PoolConfig {
+        reuse: Reuse::Snapshots,
+        ..PoolConfig::of(Bytes(1 << 20))
+    });
     for (path, snapshot) in [(&[0][..], None), (&[0, 1], Some(64)), (&[0, 1, 2], None)] {
-        assert!(pool.insert(block(path, 100, snapshot)).added);
+        assert!(pool.insert(block(path, 100, snapshot), NOW).added);
     }
-    assert_eq!(pool.lookup(&chain(&[0, 1, 2])).blocks.len(), 2);
-    assert!(
-        pool.insert(block(&[0, 1, 2], 100, Some(64))).added,
-        "the snapshot it lacked"
-    );
-    assert!(!pool.insert(block(&[0, 1, 2], 100, Some(64))).added);
-    assert_eq!(pool.lookup(&chain(&[0, 1, 2])).blocks.len(), 3);
-    assert_eq!(pool.lookup(&chain(&[1, 1, 2])).blocks.len(), 0);
+    let found = |pool: &mut PrefixPool, path: &[u8]| pool.lookup(&chain(path), &acme(), NOW).blocks.len();
+    assert_eq!(found(&mut pool, &[0, 1, 2]), 2);
+    let done = pool.insert(block(&[0, 1, 2], 100, Some(64)), NOW);
+    assert!(done.added, "the snapshot it lacked");
+    assert!(!pool.insert(block(&[0, 1, 2], 100, Some(64)), NOW).added);
+    assert_eq!(found(&mut pool, &[0, 1, 2]), 3);
+    assert_eq!(found(&mut pool, &[1, 1, 2]), 0);
+    let counts = pool.tenants().next().unwrap().counts;
+    assert_eq!((counts.hits, counts.misses), (5, 4));
 }
 
 #[test]
 fn a_leased_block_stays_and_a_block_that_finds_no_room_evicts_nothing() {
     let one = block(&[0], 1000, None).size();
-    let mut pool = PrefixPool::new(Bytes(one.0 * 2), false);
-    pool.insert(block(&[0], 1000, None));
-    pool.insert(block(&[1], 1000, None));
-    let lease = pool.lookup(&chain(&[0]));
-    assert!(
-        !pool.insert(block(&[2], 2000, None)).added,
-        "one free block is not enough"
-    );
+    let mut pool = pool(Bytes(one.0 * 2));
+    pool.insert(block(&[0], 1000, None), NOW);
+    pool.insert(block(&[1], 1000, None), NOW);
+    let lease = pool.lease(&chain(&[0]), NOW);
+    let done = pool.insert(block(&[2], 2000, None), NOW);
+    assert!(!done.added, "one free block is not enough");
     assert_eq!(pool.blocks(), 2, "the free block was given back");
-    let done = pool.insert(block(&[2], 1000, None));
-    assert_eq!(
-        done.evicted.iter().map(|b| b.id).collect::<Vec<_>>(),
-        [id(&[1])],
-        "younger, but not leased"
-    );
+    let done = pool.insert(block(&[2], 1000, None), NOW);
+    assert_eq!(ids(&done.evicted), [id(&[1])], "younger, but not leased");
     drop(lease);
-    assert_eq!(pool.insert(block(&[3], 1000, None)).evicted[0].id, id(&[0]));
+    assert_eq!(pool.insert(block(&[3], 1000, None), NOW).evicted[0].id, id(&[0]));
 }
 
 #[test]
 fn a_lease_taken_before_the_snapshot_came_still_holds_the_block() {
     let one = block(&[0], 1000, Some(100)).size();
-    let mut pool = PrefixPool::new(one, false);
-    pool.insert(block(&[0], 1000, None));
-    let lease = pool.lookup(&chain(&[0]));
-    assert!(pool.insert(block(&[0], 1000, Some(100))).added);
-    assert!(!pool.insert(block(&[1], 1000, None)).added);
+    let mut pool = pool(one);
+    pool.insert(block(&[0], 1000, None), NOW);
+    let lease = pool.lease(&chain(&[0]), NOW);
+    assert!(pool.insert(block(&[0], 1000, Some(100)), NOW).added);
+    assert!(!pool.insert(block(&[1], 1000, None), NOW).added);
     drop(lease);
-    assert!(pool.insert(block(&[1], 1000, None)).added);
+    assert!(pool.insert(block(&[1], 1000, None), NOW).added);
 }
 
 #[test]
-fn a_block_without_its_parent_is_not_taken() {
-    let mut pool = PrefixPool::new(Bytes(1 << 20), false);
-    assert!(!pool.insert(block(&[0, 1], 10, None)).added);
+fn a_block_without_its_parent_is_taken_by_lower_tiers_only() {
+    let mut upper = pool(Bytes(1 << 20));
+    assert!(!upper.insert(block(&[0, 1], 10, None), NOW).added);
+    assert_eq!(upper.used(), Bytes(0));
+    let mut lower = PrefixPool::new(PoolConfig {
+        parents: Parents::Elsewhere,
+        ..PoolConfig::of(Bytes(1 << 20))
+    });
+    assert!(lower.insert(block(&[0, 1], 10, None), NOW).added);
+    assert!(lower.find(&id(&[0, 1]), Some(id(&[0])), NOW).is_some());
+    assert!(
+        lower.find(&id(&[0, 1]), None, NOW).is_none(),
+        "only after its parent"
+    );
+    assert_eq!(
+        ids(&lower.forget(&[id(&[0])])),
+        [id(&[0, 1])],
+        "it goes with its parent"
+    );
+}
+
+#[test]
+fn reused_blocks_and_dear_ones_stay_longer() {
+    let one = block(&[0], 1000, None).size();
+    let mut pool = pool(Bytes(one.0 * 4));
+    for n in 0..4 {
+        pool.insert(block(&[n], 1000, None), NOW);
+    }
+    pool.lookup(&chain(&[0]), &acme(), NOW);
+    pool.lookup(&chain(&[1]), &acme(), NOW);
+    // Blocks 2 and 3 were never reused; block 0 is due by use before block 1, and block 4 comes after both.
+    let evicted: Vec<_> = (4..8)
+        .flat_map(|n| ids(&pool.insert(block(&[n], 1000, None), NOW).evicted))
+        .collect();
+    assert_eq!(evicted[..2], [id(&[2]), id(&[3])]);
+
+    let mut dear = block(&[0], 1000, None);
+    dear.rebuild = Duration::from_millis(50);
+    let mut pool = PrefixPool::new(PoolConfig::of(Bytes(one.0 * 4)));
+    pool.insert(dear, NOW);
+    (1..4).for_each(|n| drop(pool.insert(block(&[n], 1000, None), NOW)));
+    (0..4).for_each(|n| drop(pool.lookup(&chain(&[n]), &acme(), NOW)));
+    let done = pool.insert(block(&[4], 1000, None), NOW);
+    assert_eq!(ids(&done.evicted), [id(&[1])], "the oldest of all costs most");
+}
+
+#[test]
+fn a_tenant_takes_no_room_from_others_beneath_their_share() {
+    let globex = || about(scope("globex"), &[]);
+    let one = block(&[0], 1000, None).size();
+    let mut pool = PrefixPool::new(PoolConfig {
+        shares: Shares::equal(Bytes(one.0 * 4), 2),
+        ..PoolConfig::of(Bytes(one.0 * 4))
+    });
+    pool.insert(block(&[0], 1000, None), NOW);
+    for n in 1..4 {
+        assert!(
+            pool.insert(block_of(globex(), &[n], 1000), NOW)
+                .evicted
+                .is_empty(),
+            "free room is anyone's"
+        );
+    }
+    let done = pool.insert(block_of(globex(), &[4], 1000), NOW);
+    assert_eq!(
+        ids(&done.evicted),
+        [id(&[1])],
+        "its own, though another's is older"
+    );
+    let done = pool.insert(block(&[5], 1000, None), NOW);
+    assert_eq!(ids(&done.evicted), [id(&[2])], "what was lent comes back");
+    let lease = pool.lease(&chain(&[0]), NOW);
+    let other = pool.lease(&chain(&[5]), NOW);
+    assert!(
+        !pool.insert(block(&[6], 1000, None), NOW).added,
+        "all of its own is leased"
+    );
+    drop((lease, other));
+    let used: Vec<_> = pool
+        .tenants()
+        .map(|part| (part.blocks, part.counts.evicted))
+        .collect();
+    assert_eq!(used, [(2, 0), (2, 2)]);
+}
+
+#[test]
+fn what_depends_on_another_version_is_gone_with_all_that_follows() {
+    let doc = |version| about(scope("acme"), &[on("document", version)]);
+    let mut pool = pool(Bytes(1 << 20));
+    pool.insert(block(&[0], 10, None), NOW);
+    pool.insert(block_of(doc("1"), &[0, 1], 10), NOW);
+    pool.insert(block(&[0, 1, 2], 10, None), NOW);
+    pool.insert(block_of(doc("2"), &[0, 3], 10), NOW);
+    let globex = Provenance {
+        scope: scope("globex"),
+        ..doc("1")
+    };
+    pool.insert(block_of(globex, &[7], 10), NOW);
+    let lease = pool.lease(&chain(&[0, 1, 2]), NOW);
+    let order = Selector::Outdated {
+        by: on("document", "2"),
+        of: Some(scope("acme")),
+    };
+    let gone = pool.invalidate(&order);
+    assert_eq!(ids(&gone), [id(&[0, 1, 2]), id(&[0, 1])]);
+    assert_eq!(lease.blocks.len(), 3, "whoever reads goes on reading");
+    assert_eq!(pool.lease(&chain(&[0, 1, 2]), NOW).blocks.len(), 1);
+    assert_eq!(pool.lease(&chain(&[0, 3]), NOW).blocks.len(), 2);
+    assert_eq!(
+        pool.lease(&chain(&[7]), NOW).blocks.len(),
+        1,
+        "another tenant's document"
+    );
+    assert!(pool.invalidate(&order).is_empty());
+    assert_eq!(pool.invalidate(&Selector::All).len(), 3);
+    assert!(pool.dependants.is_empty() && pool.children.is_empty());
     assert_eq!(pool.used(), Bytes(0));
+}
+
+#[test]
+fn a_user_binds_what_it_uses_but_nothing_that_is_public() {
+    let mut pool = pool(Bytes(1 << 20));
+    pool.insert(block_of(about(Scope::Public, &[]), &[0], 10), NOW);
+    pool.insert(block(&[0, 1], 10, None), NOW);
+    let user = about(scope("acme"), &[on("document", "1")]);
+    assert_eq!(pool.lookup(&chain(&[0, 1]), &user, NOW).blocks.len(), 2);
+    let order = Selector::Outdated {
+        by: on("document", "2"),
+        of: None,
+    };
+    assert_eq!(ids(&pool.invalidate(&order)), [id(&[0, 1])]);
+    // What a block depends on goes along when it is evicted.
+    pool.insert(block(&[0, 1], 10, None), NOW);
+    pool.lookup(&chain(&[0, 1]), &user, NOW);
+    let moved = pool.remove(&id(&[0, 1])).unwrap();
+    assert_eq!(moved.about.dependencies[..], [on("document", "1")]);
+}
+
+#[test]
+fn what_nobody_uses_for_its_time_to_live_cannot_be_found_and_then_goes() {
+    let mut pool = PrefixPool::new(PoolConfig {
+        time_to_live: Some(Duration::from_secs(10)),
+        ..PoolConfig::of(Bytes(1 << 20))
+    });
+    let at = |seconds: u64| Moment(seconds * 1_000_000);
+    for path in [&[0][..], &[0, 1], &[2]] {
+        pool.insert(block(path, 10, None), at(0));
+    }
+    assert_eq!(pool.lookup(&chain(&[0]), &acme(), at(5)).blocks.len(), 1);
+    assert_eq!(
+        pool.lookup(&chain(&[0, 1]), &acme(), at(9)).blocks.len(),
+        2,
+        "just inside"
+    );
+    assert_eq!(
+        pool.lookup(&chain(&[2]), &acme(), at(10)).blocks.len(),
+        0,
+        "just outside"
+    );
+    assert!(pool.expire(at(9)).is_empty());
+    assert_eq!(ids(&pool.expire(at(10))), [id(&[2])]);
+    assert_eq!(pool.expire(at(19)).len(), 2);
+    assert_eq!((pool.blocks(), pool.used()), (0, Bytes(0)));
+    assert!(pool.by_time.is_empty());
+}
+
+#[test]
+fn a_block_that_depends_on_too_much_is_not_reused() {
+    let mut pool = pool(Bytes(1 << 20));
+    pool.insert(block(&[0], 10, None), NOW);
+    let many = |from: usize| {
+        let all: Vec<_> = (from..from + 200)
+            .map(|n| on("document", &n.to_string()))
+            .collect();
+        about(scope("acme"), &all)
+    };
+    assert_eq!(pool.lookup(&chain(&[0]), &many(0), NOW).blocks.len(), 1);
+    assert_eq!(
+        pool.lookup(&chain(&[0]), &many(100), NOW).blocks.len(),
+        0,
+        "300 together"
+    );
+    assert_eq!(pool.lookup(&chain(&[0]), &many(0), NOW).blocks.len(), 1);
+    assert!(
+        !pool.insert(block_of(many(200), &[0, 1], 10), NOW).added,
+        "it would inherit 200"
+    );
 }

@@ -4,8 +4,10 @@ use super::GenerateArgs;
 use super::output::{Failure, json, line};
 use crate::system::{OsRandom, SystemClock};
 use async_trait::async_trait;
-use portolan_base::{Bytes, InstanceName, ModelName, Random, RequestId, SiteName, TenantKey, TenantName};
-use portolan_engine::{InstanceConfig, LoadedModel, NativeInstance, load_model};
+use portolan_base::{
+    Bytes, InstanceName, ModelName, Provenance, Random, RequestId, SiteName, TenantKey, TenantName,
+};
+use portolan_engine::{CacheConfig, InstanceConfig, LoadedModel, NativeInstance, load_model};
 use portolan_gateway::peer::stream_prefill;
 use portolan_gateway::receive::receive;
 use portolan_ports::{
@@ -67,6 +69,7 @@ async fn generate(args: GenerateArgs) -> Result<Generated, Failure> {
     let job = DecodeJob {
         request: request_id(),
         key,
+        about: about(decoder.as_ref()),
         prompt: Arc::clone(&prompt),
         kv,
         sampling: Sampling::GREEDY,
@@ -107,9 +110,15 @@ fn start(model: &Arc<LoadedModel>, name: &str) -> Result<Arc<dyn Engine>, Failur
         role: Role::Both,
         decode_slots: 1,
         pool: POOL,
+        cache: CacheConfig::default(),
     };
     let instance = NativeInstance::start(Arc::clone(model), config).map_err(Failure::new)?;
     Ok(Arc::new(instance))
+}
+
+fn about(engine: &dyn Engine) -> Arc<Provenance> {
+    let layout = &engine.describe().layout;
+    Arc::new(Provenance::public(layout.model.clone(), layout.model_version))
 }
 
 async fn prefill_here(engine: &dyn Engine, key: TenantKey, prompt: &[u32]) -> Result<KvSet, Failure> {
@@ -120,6 +129,7 @@ async fn prefill_here(engine: &dyn Engine, key: TenantKey, prompt: &[u32]) -> Re
     let job = PrefillJob {
         request: request_id(),
         key,
+        about: about(engine),
         tokens: before.into(),
         held: 0,
         retention: portolan_ports::Retention::Keep,
@@ -167,6 +177,7 @@ async fn prefill_elsewhere(
         retention: portolan_ports::Retention::Keep,
         draw: portolan_decide::Draw::default(),
         fidelity: Default::default(),
+        dependencies: Arc::default(),
     };
     let arrival = receive(&here, &peer, order, &layout, &clock)
         .await

@@ -1,15 +1,16 @@
 //! What the sites of a host share, and how each piece is made.
 
-use crate::config::{Config, ConfigError, OperatorKey, RuntimeQuotas, SimulatedWan};
+use crate::config::{Config, ConfigError, OperatorKey, PublicPrefix, RuntimeQuotas, SimulatedWan};
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
+use portolan_gateway::PublicPrefixes;
 use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
 use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
-    Bus, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota, StoreError,
-    TenantRecord,
+    Bus, ChatMessage, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota,
+    StoreError, TenantRecord, TextError, TextModel,
 };
 use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
@@ -68,6 +69,14 @@ pub enum HostError {
         /// Why.
         detail: String,
     },
+    /// A public prefix cannot be cut into tokens.
+    #[error("kv.public_prefixes of model {model}: {source}")]
+    PublicPrefix {
+        /// Whose.
+        model: ModelName,
+        /// Why.
+        source: TextError,
+    },
     /// A site's certificate cannot be used.
     #[error("the certificate of site {site} cannot be used: {source}")]
     Tls {
@@ -105,6 +114,8 @@ pub(super) struct Shared {
     pub(super) random: Arc<dyn Random>,
     pub(super) secrets: Secrets,
     pub(super) exact: ExactKv,
+    pub(super) public: Arc<PublicPrefixes>,
+    pub(super) config: Config,
 }
 
 /// A loaded model with its version.
@@ -273,6 +284,40 @@ pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, M
         );
     }
     Ok(models)
+}
+
+/// Cuts the public prefixes into the tokens that prompts begin with.
+pub(super) fn public_prefixes(
+    config: &Config,
+    models: &BTreeMap<ModelName, Model>,
+) -> Result<PublicPrefixes, HostError> {
+    let mut public = PublicPrefixes::default();
+    for prefix in &config.kv.public_prefixes {
+        let Some(model) = models.get(&prefix.model) else {
+            continue;
+        };
+        let tokens = prefix_tokens(prefix, model.loaded.text().as_ref());
+        let tokens = tokens.map_err(|source| HostError::PublicPrefix {
+            model: prefix.model.clone(),
+            source,
+        })?;
+        public.add(prefix.model.clone(), tokens.into());
+    }
+    Ok(public)
+}
+
+fn prefix_tokens(prefix: &PublicPrefix, text: &dyn TextModel) -> Result<Vec<u32>, TextError> {
+    let Some(system) = &prefix.system else {
+        return text.encode(prefix.text.as_deref().unwrap_or_default(), true);
+    };
+    // What comes after the system message is the template's own until a user's words begin.
+    let message = |role: &str, content: &str| ChatMessage {
+        role: role.to_owned(),
+        content: content.to_owned(),
+        rest: serde_json::Map::new(),
+    };
+    let rendered = text.render_chat(&[message("system", system), message("user", "")])?;
+    text.encode(&rendered, false)
 }
 
 /// Puts a simulated wide-area link in front of `upstream`.

@@ -107,6 +107,7 @@ impl RunningSite {
             clock: Arc::clone(&shared.clock),
             random: Arc::clone(&shared.random),
             secret: shared.secrets.caches,
+            public: Arc::clone(&shared.public),
             limits: Limits::default(),
             exact: shared.exact.clone(),
         });
@@ -205,6 +206,7 @@ async fn start_engines(
             role: instance.role,
             decode_slots: instance.decode_slots,
             pool: instance.pool(),
+            cache: shared.config.cache(instance.pool(), instance.kv_snapshot_blocks),
         };
         let started = tokio::task::spawn_blocking(move || NativeInstance::start(model.loaded, start)).await;
         let started = started.map_err(|e| HostError::Broken(e.to_string()))?;

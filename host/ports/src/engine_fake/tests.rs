@@ -3,7 +3,7 @@
 use super::*;
 use crate::{KvSet, KvSetError, Role, Sampling};
 use portolan_base::kv::{KvDtype, KvLayout};
-use portolan_base::{InstanceName, ModelName};
+use portolan_base::{InstanceName, ModelName, Provenance};
 
 fn engine(layers: Vec<LayerKv>) -> FakeEngine {
     let model = ModelName::new("fake").unwrap();
@@ -57,6 +57,7 @@ async fn prefill(
     let job = PrefillJob {
         request,
         key: key(tenant),
+        about: about(),
         tokens: tokens.into(),
         held,
         retention: crate::Retention::Keep,
@@ -74,10 +75,15 @@ fn assemble(engine: &FakeEngine, tokens: u32, pieces: Vec<KvPiece>) -> Result<Kv
     KvSet::assemble(Arc::clone(&engine.describe().layout), tokens, pieces)
 }
 
+fn about() -> Arc<Provenance> {
+    Arc::new(Provenance::public(ModelName::new("m").unwrap(), 1))
+}
+
 async fn decode(engine: &FakeEngine, tenant: &str, prompt: &[u32], kv: KvSet) -> Vec<DecodeEvent> {
     let mut events = engine.decode(DecodeJob {
         request: RequestId::from_client("r").unwrap(),
         key: key(tenant),
+        about: about(),
         prompt: prompt.into(),
         kv,
         sampling: Sampling::GREEDY,

@@ -5,6 +5,7 @@ use crate::memory::Memory;
 use portolan_base::kv::{KvDtype, KvLayout};
 use portolan_base::{InstanceName, ModelName, RequestId, TenantName, TransferId};
 use proptest::prelude::*;
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 const CHUNK: u32 = 64;
@@ -24,6 +25,7 @@ fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<Arrived, Tra
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
         fidelity: Default::default(),
+        dependencies: Arc::default(),
     };
     let ledger = Ledger::open(&Memory::new(ByteCount(1 << 20)), ByteCount(window));
     let (events, arrived) = mpsc::unbounded_channel();

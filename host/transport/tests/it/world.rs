@@ -77,6 +77,7 @@ pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
         retention: portolan_ports::Retention::Keep,
         draw: Default::default(),
         fidelity: Default::default(),
+        dependencies: Arc::default(),
     }
 }
 

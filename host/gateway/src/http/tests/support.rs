@@ -135,6 +135,7 @@ impl App {
             clock,
             random: Arc::new(Counter(AtomicU64::new(1))),
             secret: [7; 32],
+            public: Arc::default(),
             limits,
             exact: ExactKv::default(),
         });

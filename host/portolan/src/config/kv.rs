@@ -1,0 +1,146 @@
+//! How KV is kept for reuse, as the file says it.
+
+use super::{Config, ConfigError};
+use portolan_base::{Bytes, ModelName, Scope};
+use portolan_engine::CacheConfig;
+use portolan_kv::Shares;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// Thousandths of a pool.
+const WHOLE: u32 = 1000;
+
+/// Rules for KV kept for reuse, the same at every site.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KvConfig {
+    /// Seconds that KV stays when nobody uses it; none: until its room is needed.
+    pub time_to_live_s: Option<u64>,
+    /// Beginnings of prompts whose KV all tenants share.
+    pub public_prefixes: Vec<PublicPrefix>,
+}
+
+/// The beginning of prompts that nobody minds to share.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PublicPrefix {
+    /// The model it is for.
+    pub model: ModelName,
+    /// A system message, as the model's chat template renders it.
+    #[serde(default)]
+    pub system: Option<String>,
+    /// The beginning of a prompt of `/v1/completions`.
+    #[serde(default)]
+    pub text: Option<String>,
+}
+
+impl Config {
+    pub(super) fn check_kv(&self) -> Result<(), ConfigError> {
+        if self.kv.time_to_live_s == Some(0) {
+            let problem = "at least 1 is needed; leave it out to keep KV until its room is needed";
+            return Err(ConfigError::value("kv.time_to_live_s", problem));
+        }
+        let models: BTreeSet<&ModelName> = self.models.iter().map(|model| &model.name).collect();
+        for prefix in &self.kv.public_prefixes {
+            let key = |field| format!("kv.public_prefixes.{}.{field}", prefix.model);
+            if !models.contains(&prefix.model) {
+                return Err(ConfigError::value(key("model"), "there is no model of this name"));
+            }
+            let said = [&prefix.system, &prefix.text].map(|text| text.as_deref().unwrap_or_default());
+            if said.iter().filter(|text| !text.is_empty()).count() != 1 {
+                return Err(ConfigError::value(key("text"), "give either `system` or `text`"));
+            }
+        }
+        let promised: u32 = self
+            .tenants
+            .iter()
+            .filter_map(|tenant| tenant.kv_share_permille)
+            .sum();
+        if promised > WHOLE {
+            let problem =
+                format!("the tenants' shares are {promised} together; at most {WHOLE} can be promised");
+            return Err(ConfigError::value("tenants.kv_share_permille", problem));
+        }
+        Ok(())
+    }
+
+    /// What each tenant is promised of a pool: its share where one is stated; the others, and the public prefixes, have
+    /// equal parts of what is left.
+    pub fn shares(&self, pool: Bytes) -> Shares {
+        let part = |permille: u32| Bytes(pool.0 / u64::from(WHOLE) * u64::from(permille));
+        let stated = self
+            .tenants
+            .iter()
+            .filter_map(|t| t.kv_share_permille.map(|share| (&t.name, share)));
+        let promised: u32 = stated.clone().map(|(_, share)| share).sum();
+        let named: std::collections::HashMap<_, _> = stated
+            .map(|(name, share)| (Scope::Tenant(name.clone()), part(share)))
+            .collect();
+        let public = usize::from(!self.kv.public_prefixes.is_empty());
+        let others = (self.tenants.len() - named.len() + public).max(1) as u64;
+        Shares {
+            usual: Bytes(part(WHOLE.saturating_sub(promised)).0 / others),
+            named,
+        }
+    }
+
+    /// How an instance keeps KV.
+    pub fn cache(&self, pool: Bytes, snapshot_blocks: NonZeroU32) -> CacheConfig {
+        CacheConfig {
+            shares: Some(self.shares(pool)),
+            snapshot_blocks,
+            time_to_live: self.kv.time_to_live_s.map(Duration::from_secs),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portolan_base::TenantName;
+
+    fn parse(kv: &str, tenants: &str) -> Result<Config, ConfigError> {
+        Config::parse(&format!(
+            "{{data_dir: data, operator_keys: [op], models: [{{name: m, path: m.gguf}}], kv: {{{kv}}},
+               sites: [{{name: paris, jurisdiction: eu, listen: '127.0.0.1:0',
+                         instances: [{{name: p1, model: m, kv_snapshot_blocks: 4}}]}}], tenants: [{tenants}]}}"
+        ))
+    }
+
+    #[test]
+    fn who_states_no_share_has_an_equal_part_of_what_is_left() {
+        let tenants =
+            "{name: a, keys: [ka], kv_share_permille: 400}, {name: b, keys: [kb]}, {name: c, keys: [kc]}";
+        let shares = |kv: &str| parse(kv, tenants).unwrap().shares(Bytes(1000));
+        let a = Scope::Tenant(TenantName::new("a").unwrap());
+        assert_eq!(shares("").usual, Bytes(300));
+        assert_eq!(shares("").named.get(&a), Some(&Bytes(400)));
+        let public = shares("public_prefixes: [{model: m, text: Hello}]");
+        assert_eq!(public.usual, Bytes(200), "the public prefixes have a part too");
+        assert_eq!(parse("", "").unwrap().shares(Bytes(1000)).usual, Bytes(1000));
+        let config = parse("time_to_live_s: 60", tenants).unwrap();
+        let cache = config.cache(Bytes(1000), config.sites[0].instances[0].kv_snapshot_blocks);
+        assert_eq!(
+            (cache.snapshot_blocks.get(), cache.time_to_live),
+            (4, Some(Duration::from_secs(60)))
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused() {
+        let half =
+            "{name: a, keys: [ka], kv_share_permille: 600}, {name: b, keys: [kb], kv_share_permille: 500}";
+        for (kv, tenants, named) in [
+            ("", half, "1100"),
+            ("time_to_live_s: 0", "", "time_to_live_s"),
+            ("public_prefixes: [{model: n, text: x}]", "", "no model"),
+            ("public_prefixes: [{model: m}]", "", "either"),
+            ("public_prefixes: [{model: m, text: x, system: y}]", "", "either"),
+        ] {
+            let refused = parse(kv, tenants).unwrap_err().to_string();
+            assert!(refused.contains(named), "{refused}");
+        }
+    }
+}
