@@ -10,19 +10,20 @@ mod worker;
 
 pub(crate) use check::check_prompt;
 
+use crate::BLOCK_TOKENS;
 use crate::generate::never_stop;
 use crate::load::LoadedModel;
 use async_trait::async_trait;
-use cache::Cache;
-pub use cache::CacheConfig;
+use cache::{Cache, Names};
+pub use cache::{CacheConfig, Surroundings};
 use decode::DecodeRun;
 use meter::Meter;
 use portolan_base::{Bytes, InstanceName, ModelName, TenantKey};
 use portolan_ports::{
-    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KvEvent, KvPiece,
-    PrefillJob, PrefillReport, Role,
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KvCache, KvEvent,
+    KvPiece, PrefillJob, PrefillReport, Role,
 };
-use prefill::PrefillRun;
+use prefill::{PrefillRun, Prepared};
 use std::sync::Arc;
 use std::sync::mpsc as queue;
 use std::time::Instant;
@@ -64,7 +65,7 @@ pub struct NativeInstance {
 pub(crate) struct Shared {
     pub(crate) model: Arc<LoadedModel>,
     pub(crate) description: EngineDescription,
-    pub(crate) cache: Cache,
+    pub(crate) cache: Arc<Cache>,
     pub(crate) meter: Arc<Meter>,
 }
 
@@ -75,6 +76,18 @@ impl NativeInstance {
     /// [`EngineError::BadJob`] when the configuration has no decode slot; [`EngineError::Broken`] when the model does
     /// not run or the thread cannot be started.
     pub fn start(model: Arc<LoadedModel>, config: InstanceConfig) -> Result<Self, EngineError> {
+        Self::start_in(model, config, Surroundings::default())
+    }
+
+    /// The same, with what it shares with other instances of its site.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_in(
+        model: Arc<LoadedModel>,
+        config: InstanceConfig,
+        around: Surroundings,
+    ) -> Result<Self, EngineError> {
         if config.decode_slots == 0 {
             return Err(EngineError::BadJob(
                 "decode_slots is 0; at least 1 is needed".to_owned(),
@@ -92,7 +105,7 @@ impl NativeInstance {
         };
         let meter = Arc::new(Meter::new());
         contained(|| warm_up(&model, &meter))?;
-        let cache = Cache::new(config.pool, config.cache, layout);
+        let cache = Cache::new(config.pool, config.cache, around, layout);
         let shared = Arc::new(Shared {
             model,
             description,
@@ -106,6 +119,27 @@ impl NativeInstance {
             .spawn(move || worker.run())
             .map_err(|e| EngineError::Broken(format!("the worker thread could not be started: {e}")))?;
         Ok(Self { shared, jobs })
+    }
+}
+
+impl NativeInstance {
+    /// Names a job's blocks, and brings up from lower tiers what is cheaper to read than to compute.
+    async fn prepare(&self, job: &PrefillJob) -> Result<Prepared, EngineError> {
+        let cache = &self.shared.cache;
+        let names = Names::of(&job.key, &job.tokens, &job.about, cache.epoch());
+        let below = cache.below(&names, self.shared.meter.prefill_time(BLOCK_TOKENS as usize));
+        if !below.is_slow() {
+            let lease = cache.promote(&names, &below);
+            return Ok(Prepared { names, lease });
+        }
+        let cache = Arc::clone(cache);
+        let promoted = tokio::task::spawn_blocking(move || {
+            let lease = cache.promote(&names, &below);
+            Prepared { names, lease }
+        });
+        promoted
+            .await
+            .map_err(|e| EngineError::Broken(format!("KV could not be read from a lower tier: {e}")))
     }
 }
 
@@ -153,8 +187,12 @@ impl Engine for NativeInstance {
     ) -> Result<PrefillReport, EngineError> {
         check::check_prefill(&self.shared, &job)?;
         let cancel = job.cancel.clone();
+        let prepared = tokio::select! {
+            prepared = self.prepare(&job) => prepared?,
+            () = cancel.cancelled() => return Err(EngineError::Cancelled),
+        };
         let (reply, report) = oneshot::channel();
-        let run = PrefillRun::new(job, pieces, reply, &self.shared.meter);
+        let run = PrefillRun::new(job, prepared, pieces, reply, &self.shared.meter);
         self.jobs.send(Job::Prefill(run)).map_err(|_| stopped())?;
         tokio::select! {
             outcome = report => outcome.unwrap_or_else(|_| Err(stopped())),
@@ -182,6 +220,10 @@ impl Engine for NativeInstance {
             kv_used: self.shared.cache.used(),
             ..self.shared.meter.load()
         }
+    }
+
+    fn cache(&self) -> Option<&dyn KvCache> {
+        Some(self.shared.cache.as_ref())
     }
 
     fn events(&self) -> broadcast::Receiver<KvEvent> {

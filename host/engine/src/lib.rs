@@ -20,7 +20,7 @@ mod shape;
 mod text;
 
 pub use generate::{Generated, generate};
-pub use instance::{CacheConfig, InstanceConfig, NativeInstance};
+pub use instance::{CacheConfig, InstanceConfig, NativeInstance, Surroundings};
 pub use load::{LoadError, LoadedModel, load_model};
 pub use quality::{KvMode, KvModeError, QualityReport, QualityRow, quality};
 pub use shape::{CacheShape, LayerShape, SequenceSize};

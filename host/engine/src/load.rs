@@ -12,11 +12,14 @@ pub(crate) use folder::read as read_text;
 pub(crate) use gguf::layers as gguf_layers;
 
 use crate::BLOCK_TOKENS;
+use crate::generate::never_stop;
 use crate::network::Network;
+use crate::network::state::LayerState;
 use crate::text::ModelText;
+use bytes::Bytes;
 use portolan_base::kv::{KvDtype, KvLayout, KvWindow, LayerKv};
 use portolan_base::{ModelName, Tokens};
-use portolan_ports::TextModel;
+use portolan_ports::{EngineError, TextModel};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -71,6 +74,26 @@ impl LoadedModel {
             window: self.window(),
             layers: self.layers(),
         }
+    }
+
+    /// The KV of a fixed prompt of one block, layer by layer: equal bit for bit wherever KV may be shared. Tokens are
+    /// spread over the vocabulary, so that weights, kernels and processor all show in it.
+    ///
+    /// # Errors
+    /// [`EngineError::Broken`] when the model does not run.
+    pub fn probe(&self) -> Result<Vec<Bytes>, EngineError> {
+        let length = BLOCK_TOKENS.min(self.context_tokens().0.saturating_sub(1)).max(1);
+        let stride = (self.vocabulary() / length).max(1);
+        let tokens: Vec<u32> = (0..length)
+            .map(|n| n * stride % self.vocabulary().max(1))
+            .collect();
+        let mut state = self.network.fresh_state();
+        self.network.run(&tokens, &mut state, &mut never_stop)?;
+        let piece = |layer: &LayerState| match layer {
+            LayerState::Attention(state) => state.piece(0..tokens.len()),
+            LayerState::Recurrent(state) => state.piece(),
+        };
+        Ok(state.layers.iter().map(piece).collect())
     }
 
     /// Longest prompt and answer together.

@@ -5,6 +5,7 @@ pub mod index;
 pub mod pool;
 pub mod quant;
 pub mod summary;
+pub mod tier;
 mod wipe;
 
 pub use block::{BLOCK_OVERHEAD, BlockKv, Kept, PoolBlock};

@@ -11,12 +11,14 @@ mod credit;
 mod dependencies;
 mod forget;
 mod room;
+mod shape;
 mod tenants;
 #[cfg(test)]
 mod tests;
 mod window;
 
 pub use forget::Selector;
+pub use shape::{Held, Inserted, Parents, PoolConfig, Reuse, Seen, TenantUse};
 pub use tenants::{Counts, Shares};
 pub use window::{BlockWindow, HeldBlocks};
 
@@ -31,110 +33,6 @@ use tenants::{TenantIndex, Tenants};
 
 /// Most things one block may depend on: four requests' worth. A block that would depend on more is not reused.
 const DEPENDENCIES_MAX: usize = 256;
-
-/// Where a usable prefix may end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reuse {
-    /// After any block: the model has attention only.
-    AnyBlock,
-    /// After a block with a snapshot: the model has recurrent layers.
-    Snapshots,
-}
-
-/// Which blocks a pool takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parents {
-    /// Those whose parent it holds: no other can be found in it.
-    Held,
-    /// Any: it is a lower tier, and parents lie in a higher one.
-    Elsewhere,
-}
-
-/// What a pool is to be.
-#[derive(Clone, Debug)]
-pub struct PoolConfig {
-    /// The most it may hold.
-    pub budget: Bytes,
-    /// What each tenant is promised of it.
-    pub shares: Shares,
-    /// Where prefixes may end.
-    pub reuse: Reuse,
-    /// Which blocks it takes.
-    pub parents: Parents,
-    /// How long a block stays when nobody uses it; none: until its room is needed.
-    pub time_to_live: Option<Duration>,
-    /// What a hit needs, where that is not every block before it.
-    pub window: Option<BlockWindow>,
-}
-
-impl PoolConfig {
-    /// A pool of attention KV of which every tenant is promised the whole: the oldest goes first, whosever it is.
-    pub fn of(budget: Bytes) -> Self {
-        Self {
-            budget,
-            shares: Shares::equal(budget, 1),
-            reuse: Reuse::AnyBlock,
-            parents: Parents::Held,
-            time_to_live: None,
-            window: None,
-        }
-    }
-}
-
-/// The longest usable prefix of a prompt.
-#[derive(Clone, Debug)]
-pub struct Held<K = BlockKv> {
-    /// The prefix' blocks in order. Each is leased for as long as its `Arc` is kept.
-    pub blocks: Vec<Arc<PoolBlock<K>>>,
-}
-
-/// What an insertion did.
-#[derive(Clone, Debug)]
-pub struct Inserted<K = BlockKv> {
-    /// Whether the pool took anything from the block: the whole of it, or the snapshot its own copy lacked.
-    pub added: bool,
-    /// Blocks that made room, the first due first. They can no longer be found.
-    pub evicted: Vec<Arc<PoolBlock<K>>>,
-}
-
-impl<K> Inserted<K> {
-    fn nothing() -> Self {
-        Self {
-            added: false,
-            evicted: Vec::new(),
-        }
-    }
-}
-
-/// What a pool holds of one tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TenantUse {
-    /// Whose.
-    pub scope: Scope,
-    /// What it is promised.
-    pub share: Bytes,
-    /// What it uses.
-    pub used: Bytes,
-    /// In so many blocks.
-    pub blocks: usize,
-    /// What happened to them.
-    pub counts: Counts,
-}
-
-/// What an operator may see of a block.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen<'p, K> {
-    /// The block.
-    pub block: &'p PoolBlock<K>,
-    /// Everything it depends on.
-    pub dependencies: &'p Arc<[Dependency]>,
-    /// Its last use.
-    pub used_at: Moment,
-    /// How often it was found.
-    pub reuses: u32,
-    /// Whether someone holds it.
-    pub leased: bool,
-}
 
 /// Blocks kept for reuse, shared by prefix, under a hard budget.
 ///
@@ -236,6 +134,17 @@ impl<K: Kept> PrefixPool<K> {
         Held { blocks }
     }
 
+    /// How many blocks from the beginning of a chain are held.
+    pub fn run_length(&self, chain: &[BlockId], now: Moment) -> usize {
+        self.run(chain, now).len()
+    }
+
+    /// All held blocks from the beginning of a chain, whether a prefix may end there or not: for whoever is about to add
+    /// the blocks that follow.
+    pub fn lease_all(&self, chain: &[BlockId], now: Moment) -> Vec<Arc<PoolBlock<K>>> {
+        self.run(chain, now)
+    }
+
     /// A block that comes after `parent` and is not too old; not marked as used.
     pub fn find(&self, id: &BlockId, parent: Option<BlockId>, now: Moment) -> Option<&Arc<PoolBlock<K>>> {
         let entry = self.entries.get(id)?;
@@ -296,6 +205,19 @@ impl<K: Kept> PrefixPool<K> {
         let entry = self.take(id);
         self.unlink(*id);
         entry.map(Entry::into_block)
+    }
+
+    /// Marks one block as found again.
+    pub fn touch_one(&mut self, id: &BlockId, now: Moment) {
+        self.touch(id, now, 1);
+    }
+
+    /// Counts blocks that a tenant asked for, where [`Self::lookup`] is not what found them.
+    pub fn count(&mut self, scope: &Scope, hits: u64, misses: u64) {
+        let index = self.tenants.index(scope);
+        let counts = self.tenants.counts(index);
+        counts.hits += hits;
+        counts.misses += misses;
     }
 
     /// What the held blocks cost together; never above the budget.

@@ -6,7 +6,7 @@ mod quotas;
 mod trust;
 
 pub use compression::LinkCompression;
-pub use kv::{KvConfig, PublicPrefix};
+pub use kv::{KvConfig, PublicPrefix, TiersConfig};
 pub use quotas::{QuotaConfig, RuntimeQuotas};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
@@ -95,6 +95,9 @@ pub struct SiteConfig {
     /// Lets KV leave this machine unencrypted.
     #[serde(default)]
     pub plaintext: bool,
+    /// Tiers below the instances' own pools.
+    #[serde(default)]
+    pub kv_tiers: TiersConfig,
     /// Engine instances.
     pub instances: Vec<InstanceConfig>,
 }
@@ -294,10 +297,13 @@ impl Config {
     /// Makes relative paths relative to `base`.
     pub fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.iter_mut().map(|m| &mut m.path);
-        let tls = self.sites.iter_mut().filter_map(|site| site.tls.as_mut());
-        let tls = tls.flat_map(|tls| [&mut tls.ca, &mut tls.certificate, &mut tls.key]);
+        let of_sites = self.sites.iter_mut().flat_map(|site| {
+            let tls = site.tls.iter_mut();
+            let tls = tls.flat_map(|tls| [&mut tls.ca, &mut tls.certificate, &mut tls.key]);
+            tls.chain(site.kv_tiers.disk_dir.as_mut())
+        });
         for path in models
-            .chain(tls)
+            .chain(of_sites)
             .chain([&mut self.data_dir])
             .chain(self.policies_dir.as_mut())
         {

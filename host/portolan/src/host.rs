@@ -2,6 +2,7 @@
 
 mod parts;
 mod site;
+mod tiers;
 mod tls;
 
 pub use parts::{HostError, component_loader, component_loader_with};

@@ -8,8 +8,9 @@ use crate::{Cancel, KvPiece, KvSet};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
 use portolan_base::{
-    BlockHash, CachePart, InstanceName, ModelName, Permille, Provenance, RequestId, TenantKey, Tokens,
+    BlockHash, CachePart, InstanceName, ModelName, Moment, Permille, Provenance, RequestId, TenantKey, Tokens,
 };
+use portolan_kv::tier::{Card, TierUse, Tiers};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::{broadcast, mpsc};
@@ -224,6 +225,21 @@ pub enum KvEvent {
     },
 }
 
+/// What an instance keeps for reuse, as an operator sees it: never tokens, never their KV.
+pub trait KvCache: Send + Sync {
+    /// What its own pool holds.
+    fn usage(&self) -> TierUse;
+
+    /// Shows every block of its own pool, in no particular order.
+    fn each(&self, show: &mut dyn FnMut(Card));
+
+    /// The tiers below it, which it may share with others. Orders to forget are given here.
+    fn tiers(&self) -> &Tiers;
+
+    /// The time on the clock that blocks' uses are counted by.
+    fn now(&self) -> Moment;
+}
+
 /// One engine instance.
 #[async_trait]
 pub trait Engine: Send + Sync {
@@ -247,6 +263,11 @@ pub trait Engine: Send + Sync {
 
     /// How loaded it is.
     fn load(&self) -> EngineLoad;
+
+    /// What it keeps for reuse; none when that lies in another process.
+    fn cache(&self) -> Option<&dyn KvCache> {
+        None
+    }
 
     /// What changes in its cache from now on.
     fn events(&self) -> broadcast::Receiver<KvEvent>;

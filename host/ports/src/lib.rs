@@ -27,7 +27,7 @@ pub mod uploads;
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
-    KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
+    KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Claim, Fleet, InstanceOutcome, OnTheWay};

@@ -1,18 +1,26 @@
 //! The instance's prefix pool, and the events that tell what enters and leaves it.
 
+mod config;
+mod names;
+
+pub use config::{CacheConfig, Surroundings};
+pub(crate) use names::Names;
+
 use crate::BLOCK_TOKENS;
 use crate::network::state::{LayerState, SequenceState};
+use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
 use portolan_base::{
-    BlockHash, BlockId, Bytes, CachePart, INDEX_BLOCK_TOKENS, Moment, Permille, Provenance, TenantKey, Tokens,
+    BlockHash, BlockId, Bytes, CachePart, Clock, INDEX_BLOCK_TOKENS, Moment, Permille, TenantKey, Tokens,
 };
-use portolan_kv::{BlockKv, BlockWindow, HeldBlocks, PoolBlock, PoolConfig, PrefixPool, Reuse, Shares};
+use portolan_kv::tier::{Below, Card, Epoch, Left, TierUse, Tiers, Top};
+use portolan_kv::{BlockKv, BlockWindow, HeldBlocks, PoolBlock, PoolConfig, PrefixPool, Reuse, Selector};
 use portolan_ports::kvset::piece_id;
-use portolan_ports::{HeldPrefix, KvEvent, KvPiece};
+use portolan_ports::{HeldPrefix, KvCache, KvEvent, KvPiece};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::broadcast;
 
 /// Events kept for a slow reader. A block of prefill is one event and takes milliseconds, so this is seconds of
@@ -21,66 +29,6 @@ const EVENTS_KEPT: usize = 1024;
 
 /// Index blocks in one pool block.
 const HASHES_PER_BLOCK: usize = BLOCK_TOKENS as usize / INDEX_BLOCK_TOKENS;
-
-/// How an instance keeps KV for reuse.
-#[derive(Clone, Debug)]
-pub struct CacheConfig {
-    /// What each tenant is promised of the pool; none: the whole, and the first that is due goes, whosever it is.
-    pub shares: Option<Shares>,
-    /// A hybrid model's state is kept after every so many blocks, and after the last whole block of each prompt.
-    pub snapshot_blocks: NonZeroU32,
-    /// How long a block stays when nobody uses it; none: until its room is needed.
-    pub time_to_live: Option<Duration>,
-}
-
-/// Every 512 tokens: a state is as large as the KV of some 800 tokens, so that more states crowd out the KV they serve,
-/// and fewer find less (`docs/kv-pool.md`).
-const SNAPSHOT_BLOCKS: NonZeroU32 = NonZeroU32::new(8).unwrap();
-
-impl Default for CacheConfig {
-    fn default() -> Self {
-        Self {
-            shares: None,
-            snapshot_blocks: SNAPSHOT_BLOCKS,
-            time_to_live: None,
-        }
-    }
-}
-
-/// The names of a prompt's full blocks, and whose they are.
-#[derive(Debug)]
-pub(crate) struct Names {
-    ids: Vec<BlockId>,
-    hashes: Vec<BlockHash>,
-    /// So many of the first are public.
-    public: usize,
-    about: Arc<Provenance>,
-}
-
-impl Names {
-    pub(crate) fn of(key: &TenantKey, tokens: &[u32], about: &Arc<Provenance>) -> Self {
-        let ids = BlockId::chain(key, tokens, BLOCK_TOKENS as usize);
-        Self {
-            public: ((key.public_tokens() / BLOCK_TOKENS) as usize).min(ids.len()),
-            ids,
-            hashes: BlockHash::chain(key, tokens),
-            about: Arc::clone(about),
-        }
-    }
-
-    /// How many full blocks there are.
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    fn about(&self, index: usize) -> Arc<Provenance> {
-        let tenant = &self.about;
-        if index >= self.public {
-            return Arc::clone(tenant);
-        }
-        Arc::new(Provenance::public(tenant.model.clone(), tenant.model_version))
-    }
-}
 
 /// A block to be kept.
 #[derive(Debug)]
@@ -91,18 +39,37 @@ pub(crate) struct Computed {
     pub(crate) rebuild: Duration,
 }
 
+/// How often idle blocks are looked for. They cannot be found before; this gives their bytes back.
+pub(crate) const EXPIRE_EVERY: Duration = Duration::from_secs(5);
+
 /// Blocks kept for reuse.
-#[derive(Debug)]
 pub(crate) struct Cache {
     pool: Mutex<PrefixPool>,
     events: broadcast::Sender<KvEvent>,
     layout: Arc<KvLayout>,
     snapshot_blocks: NonZeroU32,
-    began: Instant,
+    tiers: Arc<Tiers>,
+    clock: Arc<dyn Clock>,
+    /// When idle blocks were last looked for.
+    expired: Mutex<Moment>,
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache")
+            .field("pool", &self.pool)
+            .field("tiers", &self.tiers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cache {
-    pub(crate) fn new(budget: Bytes, config: CacheConfig, layout: Arc<KvLayout>) -> Self {
+    pub(crate) fn new(
+        budget: Bytes,
+        config: CacheConfig,
+        around: Surroundings,
+        layout: Arc<KvLayout>,
+    ) -> Arc<Self> {
         let any = PoolConfig::of(budget);
         let window = layout.window.map(|window| BlockWindow {
             window,
@@ -111,21 +78,27 @@ impl Cache {
         let pool = PrefixPool::new(PoolConfig {
             window,
             shares: config.shares.unwrap_or(any.shares),
-            reuse: if layout.is_hybrid() {
-                Reuse::Snapshots
-            } else {
-                Reuse::AnyBlock
-            },
+            reuse: reuse(&layout),
             time_to_live: config.time_to_live,
             ..any
         });
-        Self {
+        let cache = Arc::new(Self {
             pool: Mutex::new(pool),
             events: broadcast::channel(EVENTS_KEPT).0,
             layout,
             snapshot_blocks: config.snapshot_blocks,
-            began: Instant::now(),
-        }
+            expired: Mutex::new(around.clock.now()),
+            tiers: around.tiers,
+            clock: around.clock,
+        });
+        let top: Arc<dyn Top> = Arc::<Self>::clone(&cache);
+        cache.tiers.attach(Arc::downgrade(&top));
+        cache
+    }
+
+    /// The position in the sequence of orders at which a job begins.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.tiers.epoch()
     }
 
     pub(crate) fn events(&self) -> broadcast::Receiver<KvEvent> {
@@ -194,40 +167,126 @@ impl Cache {
         let Some(id) = names.ids.get(index).copied() else {
             return;
         };
-        let hashes = names.hashes[index * HASHES_PER_BLOCK..][..HASHES_PER_BLOCK].to_vec();
-        let parent = index.checked_sub(1).map(|before| names.ids[before]);
         let block = PoolBlock {
             id,
-            parent,
-            hashes: hashes.clone(),
+            parent: index.checked_sub(1).map(|before| names.ids[before]),
+            hashes: names.hashes[index * HASHES_PER_BLOCK..][..HASHES_PER_BLOCK].to_vec(),
             about: names.about(index),
             rebuild: computed.rebuild,
             kv: computed.kv,
         };
+        self.put(names, index, &Arc::new(block));
+    }
+
+    /// Takes block number `index` of a prompt, and tells what came and what went. False when it was not taken.
+    fn put(&self, names: &Names, index: usize, block: &Arc<PoolBlock>) -> bool {
         let now = self.now();
-        // Told under the lock, so that events come in the order of the changes. Nobody listening is no error.
-        let mut pool = self.pool.lock();
-        let inserted = pool.insert_after(&names.ids[..index], block, now);
-        let gone: Vec<BlockHash> = inserted
-            .evicted
-            .iter()
-            .flat_map(|block| &block.hashes)
-            .copied()
-            .collect();
-        if !gone.is_empty() {
-            let _ = self.events.send(KvEvent::Removed {
-                part: CachePart::DEVICE,
-                blocks: gone,
-            });
+        let open = self.tiers.open();
+        if !open.allows(block, names.epoch) {
+            return false;
         }
+        // Told under the lock, so that events come in the order of the changes.
+        let mut pool = self.pool.lock();
+        let inserted = pool.insert_after(&names.ids[..index], PoolBlock::clone(block), now);
+        let is_held = pool.find(&block.id, block.parent, now).is_some();
+        let has_tiers = self.has_tiers();
+        let refused = (has_tiers && !is_held).then(|| Arc::clone(block));
+        let falling = inserted.evicted.into_iter().chain(refused);
+        let gone: Vec<Left> = if has_tiers {
+            let demoted = falling.flat_map(|block| self.tiers.demote(block, &open, now));
+            demoted.collect()
+        } else {
+            falling.map(|block| block.as_ref().into()).collect()
+        };
+        self.tell_removed(&gone);
         if inserted.added {
             let before = (index * HASHES_PER_BLOCK).checked_sub(1);
+            // Nobody listening is no error.
             let _ = self.events.send(KvEvent::Stored {
                 part: CachePart::DEVICE,
                 parent: before.map(|before| names.hashes[before]),
+                blocks: block.hashes.clone(),
+            });
+        }
+        drop(pool);
+        drop(open);
+        if has_tiers {
+            self.tiers.left(&gone);
+        }
+        is_held
+    }
+
+    fn tell_removed(&self, blocks: &[Left]) {
+        let hashes: Vec<BlockHash> = blocks.iter().flat_map(|block| &block.hashes).copied().collect();
+        if !hashes.is_empty() {
+            let _ = self.events.send(KvEvent::Removed {
+                part: CachePart::DEVICE,
                 blocks: hashes,
             });
         }
+    }
+
+    /// Whether blocks go down and come up. Under a window they do not: what the pool lets go first is what nothing will
+    /// look at, and what is needed of a prompt is too little to crowd anything out.
+    fn has_tiers(&self) -> bool {
+        self.layout.window.is_none() && !self.tiers.each().is_empty()
+    }
+
+    /// What lies below of a prompt, beyond what is held here, as far as reading it is cheaper than computing it at
+    /// `compute` a block.
+    pub(crate) fn below(&self, names: &Names, compute: Duration) -> Below {
+        if !self.has_tiers() {
+            return Below::default();
+        }
+        let now = self.now();
+        let held = self.pool.lock().run_length(&names.ids, now);
+        let below = self.tiers.below(&names.ids, held, &names.about.scope, now);
+        below.worthwhile(compute, reuse(&self.layout))
+    }
+
+    /// Brings up what was found below. The answer is a lease: what came stays until it is looked up.
+    pub(crate) fn promote(&self, names: &Names, below: &Below) -> Vec<Arc<PoolBlock>> {
+        let mut lease = self.pool.lock().lease_all(&names.ids, self.now());
+        for found in below.blocks() {
+            let Some(block) = self.tiers.read(found, self.now()) else {
+                break;
+            };
+            if !self.fits(&block) || !self.put(names, found.place(), &block) {
+                break;
+            }
+            lease = self.pool.lock().lease_all(&names.ids, self.now());
+        }
+        lease
+    }
+
+    /// Whether a block from elsewhere has the shapes of this model.
+    fn fits(&self, block: &PoolBlock) -> bool {
+        let layers = || (0u16..).zip(&self.layout.layers);
+        let sizes = |recurrent: bool| {
+            let of_kind =
+                layers().filter(move |(_, layer)| matches!(layer, LayerKv::Recurrent { .. }) == recurrent);
+            of_kind.filter_map(|(index, _)| self.layout.piece_bytes(index, Tokens(BLOCK_TOKENS)))
+        };
+        let fit = |buffers: &[Buffer], recurrent| {
+            buffers.iter().map(|b| Bytes(b.len() as u64)).eq(sizes(recurrent))
+        };
+        let snapshot = block.kv.snapshot.as_deref();
+        fit(&block.kv.attention, false) && snapshot.is_none_or(|snapshot| fit(snapshot, true))
+    }
+
+    /// Forgets what nobody used for too long, when it was not looked for lately.
+    pub(crate) fn expire_when_due(&self) {
+        let now = self.now();
+        let mut last = self.expired.lock();
+        if now.since(*last) < EXPIRE_EVERY {
+            return;
+        }
+        *last = now;
+        drop(last);
+        let gone = self.pool.lock().expire(now);
+        let gone: Vec<Left> = gone.iter().map(|block| block.as_ref().into()).collect();
+        self.tell_removed(&gone);
+        self.tiers.expire(now);
     }
 
     /// Puts the KV of a prefix into a fresh state.
@@ -255,7 +314,7 @@ impl Cache {
     }
 
     fn now(&self) -> Moment {
-        Moment::default() + self.began.elapsed()
+        self.clock.now()
     }
 
     fn attention_layers(&self) -> impl Iterator<Item = u16> {
@@ -263,5 +322,53 @@ impl Cache {
             .zip(&self.layout.layers)
             .filter(|(_, layer)| matches!(layer, LayerKv::FullAttention { .. }))
             .map(|(index, _)| index)
+    }
+}
+
+/// Where a prefix of this model may end.
+fn reuse(layout: &KvLayout) -> Reuse {
+    if layout.is_hybrid() {
+        Reuse::Snapshots
+    } else {
+        Reuse::AnyBlock
+    }
+}
+
+impl Top for Cache {
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId> {
+        let mut pool = self.pool.lock();
+        let mut gone = pool.invalidate(what);
+        gone.extend(pool.forget(others));
+        let left: Vec<Left> = gone.iter().map(|block| block.as_ref().into()).collect();
+        self.tell_removed(&left);
+        left.iter().map(|block| block.id).collect()
+    }
+
+    fn left(&self, blocks: &[Left]) {
+        let pool = self.pool.lock();
+        let gone: Vec<Left> = blocks
+            .iter()
+            .filter(|block| pool.see(&block.id).is_none())
+            .cloned()
+            .collect();
+        self.tell_removed(&gone);
+    }
+}
+
+impl KvCache for Cache {
+    fn usage(&self) -> TierUse {
+        TierUse::of(&self.pool.lock())
+    }
+
+    fn each(&self, show: &mut dyn FnMut(Card)) {
+        self.pool.lock().iter().for_each(|seen| show(seen.into()));
+    }
+
+    fn tiers(&self) -> &Tiers {
+        &self.tiers
+    }
+
+    fn now(&self) -> Moment {
+        self.clock.now()
     }
 }

@@ -126,7 +126,8 @@ impl DecodeRun {
         state.tokens = before.len();
         let reusable = !shared.description.layout.is_hybrid();
         if reusable && self.job.retention == Retention::Keep {
-            keep(shared, &Names::of(&self.job.key, before, &self.job.about), &state);
+            let names = Names::of(&self.job.key, before, &self.job.about, shared.cache.epoch());
+            keep(shared, &names, &state);
         }
         let wanted = Wanted {
             sampling: self.job.sampling,

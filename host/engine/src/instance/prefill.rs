@@ -8,7 +8,7 @@ use crate::generate::next_piece;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
 use portolan_base::{TenantKey, Tokens};
-use portolan_kv::BlockKv;
+use portolan_kv::{BlockKv, PoolBlock};
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport, Retention};
 use std::ops::{ControlFlow, Range};
@@ -24,7 +24,17 @@ pub(crate) struct PrefillRun {
     reply: oneshot::Sender<Result<PrefillReport, EngineError>>,
     queued: QueuedPrefill,
     arrived: Instant,
+    prepared: Option<Prepared>,
     running: Option<Running>,
+}
+
+/// What was done for a job before its turn.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// The names of its blocks.
+    pub(crate) names: Names,
+    /// What was brought up from lower tiers for it, held so that it is still there.
+    pub(crate) lease: Vec<Arc<PoolBlock>>,
 }
 
 #[derive(Debug)]
@@ -47,6 +57,7 @@ pub(crate) enum Progress {
 impl PrefillRun {
     pub(crate) fn new(
         job: PrefillJob,
+        prepared: Prepared,
         pieces: mpsc::UnboundedSender<KvPiece>,
         reply: oneshot::Sender<Result<PrefillReport, EngineError>>,
         meter: &Arc<Meter>,
@@ -58,6 +69,7 @@ impl PrefillRun {
             reply,
             queued,
             arrived: Instant::now(),
+            prepared: Some(prepared),
             running: None,
         }
     }
@@ -104,8 +116,11 @@ impl PrefillRun {
     /// Takes what the cache holds, and sends on what of it the receiver lacks.
     fn begin(&mut self, shared: &Shared) -> Result<Running, EngineError> {
         let started = Instant::now();
-        let names = Names::of(&self.job.key, &self.job.tokens, &self.job.about);
+        let prepared = self.prepared.take();
+        let Prepared { names, lease } =
+            prepared.ok_or_else(|| EngineError::Broken("the job was begun twice".to_owned()))?;
         let held = shared.cache.lookup(&names);
+        drop(lease);
         let mut state = shared.model.network.fresh_state();
         shared.cache.restore(&held, &mut state);
         let lacking = held.blocks.iter().filter(|(index, _)| {

@@ -1,6 +1,7 @@
 //! The worker thread: continuous batching by turns. Each turn gives one token to every running sequence, then one
 //! piece to one prefill, so neither kind of work starves the other; tenants take turns, so neither does a tenant.
 
+use super::cache::EXPIRE_EVERY;
 use super::decode::{self, DecodeRun};
 use super::fair::FairQueue;
 use super::prefill::{self, PrefillRun};
@@ -9,7 +10,7 @@ use portolan_base::TenantKey;
 use portolan_ports::EngineError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 
 /// Work for the thread.
 #[derive(Debug)]
@@ -44,6 +45,7 @@ impl Worker {
     /// Works until the instance is dropped, then fails what is left.
     pub(crate) fn run(mut self) {
         while self.receive() {
+            self.shared.cache.expire_when_due();
             self.drop_cancelled();
             self.admit();
             self.decode_turn();
@@ -60,9 +62,10 @@ impl Worker {
     /// Takes in new jobs, waiting for one when there is nothing to do. False when no more can come.
     fn receive(&mut self) -> bool {
         if self.prefills.is_empty() && self.waiting.is_empty() && self.running.is_empty() {
-            match self.inbox.recv() {
+            match self.inbox.recv_timeout(EXPIRE_EVERY) {
                 Ok(job) => self.accept(job),
-                Err(_) => return false,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
         loop {

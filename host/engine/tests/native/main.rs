@@ -9,4 +9,5 @@ mod quality;
 mod reuse;
 mod smollm;
 mod support;
+mod tiers;
 mod window;

@@ -3,10 +3,11 @@
 use super::{Config, ConfigError};
 use portolan_base::{Bytes, ModelName, Scope};
 use portolan_engine::CacheConfig;
-use portolan_kv::Shares;
+use portolan_kv::{PoolConfig, Shares};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Thousandths of a pool.
@@ -34,6 +35,35 @@ pub struct PublicPrefix {
     /// The beginning of a prompt of `/v1/completions`.
     #[serde(default)]
     pub text: Option<String>,
+}
+
+/// Tiers below the pools of a site's instances.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TiersConfig {
+    /// Host memory that the instances share, in MiB; 0: none.
+    pub host_mib: u64,
+    /// Disk for each model, in MiB; 0: none.
+    pub disk_mib: u64,
+    /// Where files lie; none: in the data folder.
+    pub disk_dir: Option<PathBuf>,
+    /// Blocks that may wait to be written, in MiB.
+    pub disk_queue_mib: u64,
+    /// Whether files are overwritten before they are unlinked.
+    pub secure_delete: bool,
+}
+
+impl Default for TiersConfig {
+    fn default() -> Self {
+        Self {
+            host_mib: 0,
+            disk_mib: 0,
+            disk_dir: None,
+            // A burst of evictions of some seconds at the speed of a common SSD, without filling the memory.
+            disk_queue_mib: 64,
+            secure_delete: false,
+        }
+    }
 }
 
 impl Config {
@@ -83,6 +113,16 @@ impl Config {
         Shares {
             usual: Bytes(part(WHOLE.saturating_sub(promised)).0 / others),
             named,
+        }
+    }
+
+    /// What a tier of a site is to be.
+    pub fn tier(&self, mib: u64) -> PoolConfig {
+        let budget = Bytes(mib << 20);
+        PoolConfig {
+            shares: self.shares(budget),
+            time_to_live: self.kv.time_to_live_s.map(Duration::from_secs),
+            ..PoolConfig::of(budget)
         }
     }
 

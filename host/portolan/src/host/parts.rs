@@ -77,6 +77,9 @@ pub enum HostError {
         /// Why.
         source: TextError,
     },
+    /// KV cannot be kept on disk.
+    #[error(transparent)]
+    Disk(portolan_disk::DiskError),
     /// A site's certificate cannot be used.
     #[error("the certificate of site {site} cannot be used: {source}")]
     Tls {
@@ -98,6 +101,7 @@ pub enum HostError {
 pub(super) struct Secrets {
     pub(super) caches: [u8; 32],
     pub(super) artefacts: [u8; 32],
+    pub(super) files: [u8; 32],
     pub(super) cluster: ClusterSecret,
     pub(super) summaries: [u8; 32],
 }
@@ -129,6 +133,7 @@ pub(super) fn derive_secrets(secret: &PlatformSecret) -> Secrets {
     Secrets {
         caches: secret.derive("portolan tenant cache keys"),
         artefacts: secret.derive("portolan compiled artefacts"),
+        files: secret.derive("portolan kv files"),
         cluster: ClusterSecret::from_bytes(secret.derive("portolan transport")),
         summaries: secret.derive("portolan prefix summaries"),
     }

@@ -2,11 +2,12 @@
 
 use super::as_port;
 use super::parts::{HostError, Model, Shared};
+use super::tiers::{self, SiteTiers};
 use super::tls::{self, Renewal};
 use crate::config::SiteConfig;
 use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
-use portolan_engine::{InstanceConfig, NativeInstance};
+use portolan_engine::{InstanceConfig, NativeInstance, Surroundings};
 use portolan_fleet::{Agent, Chart, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
@@ -30,6 +31,7 @@ pub struct RunningSite {
     http: SocketAddr,
     listener: Option<TcpListener>,
     engines: BTreeMap<InstanceName, Arc<dyn Engine>>,
+    tiers: SiteTiers,
     transport: Arc<SiteTransport>,
     peers: Arc<LateSource>,
     gateway: Option<Arc<Site>>,
@@ -43,7 +45,8 @@ pub struct RunningSite {
 impl RunningSite {
     /// Starts the engines and binds the ports; nothing is served yet.
     pub(super) async fn prepare(config: &SiteConfig, shared: &Shared) -> Result<Self, HostError> {
-        let engines = start_engines(config, shared).await?;
+        let tiers = tiers::open(config, shared).await?;
+        let engines = start_engines(config, shared, &tiers).await?;
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|e| listen_error("the gateway", config.listen, &e))?;
         let http = listener
@@ -64,6 +67,7 @@ impl RunningSite {
             http,
             listener: Some(listener),
             engines,
+            tiers,
             transport: Arc::new(transport),
             peers,
             gateway: None,
@@ -147,8 +151,8 @@ impl RunningSite {
         self.gateway.as_ref()
     }
 
-    /// Ends the site in order: takes no new clients, lets answers under way finish for at most [`DRAIN`], then closes
-    /// links and engines.
+    /// Ends the site in order: takes no new clients, lets answers under way finish for at most [`DRAIN`], writes the KV
+    /// that waits for the disk, then closes links and engines.
     pub async fn stop(mut self) {
         self.stop.notify_one();
         if let Some(serving) = self.serving.take()
@@ -156,6 +160,7 @@ impl RunningSite {
         {
             tracing::warn!(site = %self.name, "answers were still under way after {DRAIN:?}; they are cut");
         }
+        std::mem::take(&mut self.tiers).settle().await;
         self.kill().await;
     }
 
@@ -193,8 +198,13 @@ impl RunningSite {
 async fn start_engines(
     config: &SiteConfig,
     shared: &Shared,
+    tiers: &SiteTiers,
 ) -> Result<BTreeMap<InstanceName, Arc<dyn Engine>>, HostError> {
     let mut engines: BTreeMap<InstanceName, Arc<dyn Engine>> = BTreeMap::new();
+    let around = Surroundings {
+        tiers: Arc::clone(&tiers.all),
+        clock: Arc::clone(&shared.clock),
+    };
     for instance in &config.instances {
         let Some(model) = shared.models.get(&instance.model).cloned() else {
             continue;
@@ -208,7 +218,9 @@ async fn start_engines(
             pool: instance.pool(),
             cache: shared.config.cache(instance.pool(), instance.kv_snapshot_blocks),
         };
-        let started = tokio::task::spawn_blocking(move || NativeInstance::start(model.loaded, start)).await;
+        let around = around.clone();
+        let start = move || NativeInstance::start_in(model.loaded, start, around);
+        let started = tokio::task::spawn_blocking(start).await;
         let started = started.map_err(|e| HostError::Broken(e.to_string()))?;
         let engine = started.map_err(|source| HostError::Engine {
             instance: instance.name.as_str().to_owned(),

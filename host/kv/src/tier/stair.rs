@@ -1,0 +1,230 @@
+//! The tiers of one site, and the pools above them.
+
+use super::log::Orders;
+use super::worth::{Lying, Reading, worth_reading};
+use super::{BlockTier, Epoch, Left};
+use crate::block::PoolBlock;
+use crate::pool::{Reuse, Selector};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use portolan_base::{BlockId, Moment, Scope};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A pool above the tiers: an instance's own.
+pub trait Top: Send + Sync {
+    /// Forgets blocks and those computed on top of them or of `others`, and tells its listeners; returns what went.
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId>;
+
+    /// Tells its listeners that these blocks lie in no tier any more, but for those it holds itself.
+    fn left(&self, blocks: &[Left]);
+}
+
+/// The tiers of one site.
+///
+/// Blocks move between pools and tiers while orders to forget come. Whoever moves blocks that *are* in a pool or tier
+/// does so while holding [`Tiers::open`]; an order waits for them, then goes through all pools and tiers at once. What
+/// is in nobody's pool meanwhile (being computed, being read) is held against the orders since it began, when it
+/// arrives. So no block outlives an order that is about it.
+///
+/// Locks are taken in one order: this one, an instance's pool, then tiers from the top down.
+#[derive(Default)]
+pub struct Tiers {
+    tiers: Vec<Arc<dyn BlockTier>>,
+    tops: Mutex<Vec<Weak<dyn Top>>>,
+    orders: RwLock<Orders>,
+}
+
+impl std::fmt::Debug for Tiers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list()
+            .entries(self.tiers.iter().map(|tier| tier.tier()))
+            .finish()
+    }
+}
+
+/// What lies below a pool of a prompt, from the first block that the pool lacks on.
+#[derive(Debug, Default)]
+pub struct Below {
+    run: Vec<Found>,
+}
+
+/// One block that lies below.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    id: BlockId,
+    place: usize,
+    tier: usize,
+    lying: Lying,
+    reading: Reading,
+}
+
+impl Found {
+    /// Which of the prompt's blocks it is, from 0.
+    pub fn place(&self) -> usize {
+        self.place
+    }
+}
+
+impl Below {
+    /// Keeps of it what is cheaper to read than to compute, at `compute` a block.
+    #[must_use]
+    pub fn worthwhile(mut self, compute: Duration, reuse: Reuse) -> Self {
+        let run: Vec<_> = self
+            .run
+            .iter()
+            .map(|found| (found.lying, found.reading))
+            .collect();
+        self.run.truncate(worth_reading(&run, compute, reuse));
+        self
+    }
+
+    /// The blocks, in the order of the prompt.
+    pub fn blocks(&self) -> &[Found] {
+        &self.run
+    }
+
+    /// Whether reading it waits for something slower than memory.
+    pub fn is_slow(&self) -> bool {
+        self.run.iter().any(|found| found.reading != Reading::AT_ONCE)
+    }
+}
+
+/// Leave to move blocks; orders wait for it.
+pub struct Open<'t>(RwLockReadGuard<'t, Orders>);
+
+impl Open<'_> {
+    /// Whether a block that began its way at `epoch` may arrive.
+    pub fn allows<K>(&self, block: &PoolBlock<K>, epoch: Epoch) -> bool {
+        self.0.allow(block, epoch)
+    }
+}
+
+impl Tiers {
+    /// Tiers from the fastest down.
+    pub fn new(tiers: Vec<Arc<dyn BlockTier>>) -> Self {
+        Self {
+            tiers,
+            ..Self::default()
+        }
+    }
+
+    /// Takes a pool into account, for as long as it lives.
+    pub fn attach(&self, top: Weak<dyn Top>) {
+        let mut tops = self.tops.lock();
+        tops.retain(|top| top.strong_count() > 0);
+        tops.push(top);
+    }
+
+    /// The tiers, from the fastest down.
+    pub fn each(&self) -> &[Arc<dyn BlockTier>] {
+        &self.tiers
+    }
+
+    /// The position in the sequence of orders at which a block begins its way.
+    pub fn epoch(&self) -> Epoch {
+        self.orders.read().epoch()
+    }
+
+    /// Lets blocks move until the answer is dropped.
+    pub fn open(&self) -> Open<'_> {
+        Open(self.orders.read())
+    }
+
+    /// Takes a block that a pool has no room for. Gives what no tier has any more, which the caller
+    /// passes to [`Self::left`] once it holds no lock.
+    pub fn demote(&self, block: Arc<PoolBlock>, _open: &Open<'_>, now: Moment) -> Vec<Left> {
+        let (mut falling, mut gone) = (vec![block], Vec::new());
+        for tier in &self.tiers {
+            let mut further = Vec::new();
+            for block in falling {
+                let offered = tier.offer(Arc::clone(&block), now);
+                gone.extend(offered.gone);
+                further.extend(offered.displaced);
+                if !offered.taken {
+                    further.push(block);
+                }
+            }
+            falling = further;
+        }
+        gone.extend(falling.iter().map(|block| Left::from(block.as_ref())));
+        gone
+    }
+
+    /// Tells every pool that blocks lie in no tier any more.
+    pub fn left(&self, blocks: &[Left]) {
+        if !blocks.is_empty() {
+            self.tops().iter().for_each(|top| top.left(blocks));
+        }
+    }
+
+    /// What lies below of a prompt of which the first `held` blocks are held above, and counts what was asked for.
+    pub fn below(&self, chain: &[BlockId], held: usize, scope: &Scope, now: Moment) -> Below {
+        let readings: Vec<_> = self.tiers.iter().map(|tier| tier.reading()).collect();
+        let mut run = Vec::new();
+        let mut hits = vec![0; self.tiers.len()];
+        for (position, id) in chain.iter().enumerate().skip(held) {
+            let parent = position.checked_sub(1).map(|before| chain[before]);
+            let mut tiers = self.tiers.iter().enumerate();
+            let Some((tier, lying)) = tiers.find_map(|(at, tier)| Some((at, tier.holds(id, parent, now)?)))
+            else {
+                break;
+            };
+            hits[tier] += 1;
+            run.push(Found {
+                id: *id,
+                place: position,
+                tier,
+                lying,
+                reading: readings[tier],
+            });
+        }
+        let mut asked = (chain.len() - held.min(chain.len())) as u64;
+        for (tier, hits) in self.tiers.iter().zip(hits) {
+            asked -= hits;
+            tier.count(scope, hits, asked);
+        }
+        Below { run }
+    }
+
+    /// One block that was found below.
+    pub fn read(&self, found: &Found, now: Moment) -> Option<Arc<PoolBlock>> {
+        self.tiers.get(found.tier)?.read(&found.id, now)
+    }
+
+    /// Forgets blocks in all pools and tiers, and what was computed on top of them; returns how many copies went. None
+    /// can be found when this returns, nor after a restart.
+    pub fn invalidate(&self, what: &Selector) -> usize {
+        let mut orders = self.orders.write();
+        orders.note(what.clone());
+        let (mut gone, mut left) = (Vec::<BlockId>::new(), Vec::new());
+        for top in self.tops() {
+            gone.extend(top.invalidate(what, &[]));
+        }
+        for tier in &self.tiers {
+            let here = tier.invalidate(what, &gone);
+            gone.extend(here.iter().map(|block| block.id));
+            left.extend(here);
+        }
+        // A block may be held above whose parent lay below.
+        for top in self.tops() {
+            let above = top.invalidate(&Selector::Block(NO_BLOCK), &gone);
+            gone.extend(above);
+        }
+        drop(orders);
+        self.left(&left);
+        gone.len()
+    }
+
+    /// Forgets what nobody used for too long.
+    pub fn expire(&self, now: Moment) {
+        let gone: Vec<_> = self.tiers.iter().flat_map(|tier| tier.expire(now)).collect();
+        self.left(&gone);
+    }
+
+    fn tops(&self) -> Vec<Arc<dyn Top>> {
+        self.tops.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// The name of no block: chains end at a hash.
+const NO_BLOCK: BlockId = BlockId([0; 16]);

@@ -1,0 +1,194 @@
+//! Blocks that move down and up, and orders that come meanwhile.
+
+use super::*;
+use crate::pool::{PoolConfig, Reuse};
+use bytes::Bytes as Buffer;
+use parking_lot::Mutex;
+use portolan_base::{Dependency, ModelName, TenantName};
+
+const NOW: Moment = Moment(0);
+const KIB: u64 = 1 << 10;
+
+fn about(tenant: &str, version: &str) -> Arc<Provenance> {
+    let dependency = Dependency {
+        kind: "document".to_owned(),
+        name: "d".to_owned(),
+        version: version.to_owned(),
+    };
+    Arc::new(Provenance {
+        dependencies: [dependency].into(),
+        ..Provenance::of(TenantName::new(tenant).unwrap(), ModelName::new("m").unwrap(), 1)
+    })
+}
+
+fn id(n: u8) -> BlockId {
+    BlockId([n; 16])
+}
+
+/// Block `n` after block `n - 1`.
+fn block(n: u8) -> PoolBlock {
+    PoolBlock {
+        id: id(n),
+        parent: (n > 1).then(|| id(n - 1)),
+        hashes: vec![BlockHash(u64::from(n))],
+        about: about("acme", "1"),
+        rebuild: Duration::from_millis(1),
+        kv: BlockKv {
+            attention: vec![Buffer::from(vec![n; KIB as usize])],
+            snapshot: None,
+        },
+    }
+}
+
+fn host(blocks: u64) -> Arc<HostTier> {
+    Arc::new(HostTier::new(PoolConfig::of(Bytes(block(1).size().0 * blocks))))
+}
+
+fn ids(below: &Below) -> usize {
+    below.blocks().len()
+}
+
+fn outdated(version: &str) -> Selector {
+    Selector::Outdated {
+        by: about("acme", version).dependencies[0].clone(),
+        of: None,
+    }
+}
+
+/// A pool above, and what its listeners were told.
+#[derive(Default)]
+struct Above {
+    holds: Mutex<Vec<PoolBlock>>,
+    left: Mutex<Vec<Left>>,
+}
+
+impl Top for Above {
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId> {
+        let mut holds = self.holds.lock();
+        let goes = |b: &PoolBlock| what.covers(b) || b.parent.is_some_and(|parent| others.contains(&parent));
+        let gone: Vec<_> = holds.iter().filter(|b| goes(b)).map(|b| b.id).collect();
+        holds.retain(|b| !gone.contains(&b.id));
+        gone
+    }
+    fn left(&self, blocks: &[Left]) {
+        self.left.lock().extend_from_slice(blocks);
+    }
+}
+
+#[test]
+fn a_block_falls_to_the_first_tier_with_room_and_comes_back_whole() {
+    let (upper, lower) = (host(2), host(2));
+    let tiers = Tiers::new(vec![upper.clone(), lower.clone()]);
+    let above = Arc::new(Above::default());
+    let top: Arc<dyn Top> = above.clone();
+    tiers.attach(Arc::downgrade(&top));
+    for n in 1..=4 {
+        let gone = tiers.demote(Arc::new(block(n)), &tiers.open(), NOW);
+        assert!(gone.is_empty(), "{n}");
+    }
+    let chain: Vec<_> = (1..=5).map(id).collect();
+    let below = tiers.below(&chain, 0, &block(1).about.scope, NOW);
+    assert_eq!(ids(&below), 4);
+    assert_eq!((upper.usage().blocks, lower.usage().blocks), (2, 2));
+    for found in below.blocks() {
+        let read = tiers.read(found, NOW).unwrap();
+        assert_eq!(read.kv.attention[0], vec![read.id.0[0]; KIB as usize]);
+    }
+    assert_eq!(
+        (upper.usage().blocks, lower.usage().blocks),
+        (0, 0),
+        "who reads it holds it"
+    );
+    let counts = |tier: &HostTier| {
+        let tenant = tier.usage().tenants[0].counts;
+        (tenant.hits, tenant.misses)
+    };
+    assert_eq!((counts(&upper), counts(&lower)), ((2, 3), (2, 1)));
+
+    let gone: Vec<_> = (1..=5)
+        .flat_map(|n| tiers.demote(Arc::new(block(n)), &tiers.open(), NOW))
+        .collect();
+    assert_eq!(gone.len(), 1, "four fit");
+    tiers.left(&gone);
+    assert_eq!(*above.left.lock(), gone);
+}
+
+#[test]
+fn an_order_reaches_pools_tiers_and_what_is_on_its_way() {
+    let tier = host(9);
+    let tiers = Tiers::new(vec![tier.clone()]);
+    let above = Arc::new(Above::default());
+    let top: Arc<dyn Top> = above.clone();
+    tiers.attach(Arc::downgrade(&top));
+    above.holds.lock().push(block(1));
+    tiers.demote(Arc::new(block(2)), &tiers.open(), NOW);
+    let (epoch, on_its_way) = (tiers.epoch(), block(3));
+    assert_eq!(tiers.invalidate(&outdated("2")), 2);
+    assert_eq!(tier.usage().blocks, 0);
+    assert!(above.holds.lock().is_empty());
+    assert!(!tiers.open().allows(&on_its_way, epoch));
+    assert!(
+        tiers.open().allows(&on_its_way, tiers.epoch()),
+        "what begins afterwards"
+    );
+    let other = PoolBlock {
+        about: about("acme", "2"),
+        ..block(3)
+    };
+    assert!(tiers.open().allows(&other, epoch), "the order is not about it");
+    for _ in 0..2000 {
+        tiers.invalidate(&Selector::Block(id(99)));
+    }
+    assert!(!tiers.open().allows(&other, epoch), "too many orders to tell");
+}
+
+#[test]
+fn what_was_computed_on_top_of_a_forgotten_block_goes_wherever_it_lies() {
+    let tier = host(9);
+    let tiers = Tiers::new(vec![tier.clone()]);
+    let above = Arc::new(Above::default());
+    let top: Arc<dyn Top> = above.clone();
+    tiers.attach(Arc::downgrade(&top));
+    // Blocks 1 and 3 above, 2 below.
+    above.holds.lock().extend([block(1), block(3)]);
+    tiers.demote(Arc::new(block(2)), &tiers.open(), NOW);
+    assert_eq!(tiers.invalidate(&Selector::Block(id(1))), 3);
+    assert!(above.holds.lock().is_empty() && tier.usage().blocks == 0);
+}
+
+#[test]
+fn reading_is_chosen_where_it_is_cheaper_and_a_prefix_may_end() {
+    let fast = Reading {
+        a_block: Duration::from_millis(1),
+        a_mib: Duration::ZERO,
+    };
+    let slow = Reading {
+        a_block: Duration::from_millis(30),
+        ..fast
+    };
+    let lying = |has_snapshot| Lying {
+        bytes: Bytes(1 << 20),
+        has_snapshot,
+    };
+    let compute = Duration::from_millis(10);
+    let run = |parts: &[(Reading, bool)]| -> Vec<_> { parts.iter().map(|(r, s)| (lying(*s), *r)).collect() };
+    let any = |parts: &[(Reading, bool)]| worth_reading(&run(parts), compute, Reuse::AnyBlock);
+    assert_eq!(any(&[(fast, false); 3]), 3);
+    assert_eq!(any(&[(slow, false); 3]), 0);
+    assert_eq!(
+        any(&[(fast, false), (slow, false), (fast, false)]),
+        1,
+        "the third saves less than the second costs"
+    );
+    let mut long = vec![(fast, false), (slow, false)];
+    long.extend([(fast, false); 3]);
+    assert_eq!(any(&long), 5, "three more save enough");
+    let hybrid = |parts: &[(Reading, bool)]| worth_reading(&run(parts), compute, Reuse::Snapshots);
+    assert_eq!(hybrid(&[(fast, false), (fast, true), (fast, false)]), 2);
+    assert_eq!(hybrid(&[(fast, false); 3]), 0);
+    let by_size = Reading {
+        a_block: Duration::ZERO,
+        a_mib: Duration::from_millis(9),
+    };
+    assert_eq!(by_size.time(Bytes(1 << 21)), Duration::from_millis(18));
+}
