@@ -9,6 +9,7 @@
 //! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
 //! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
 //! | `/v1/portolan/fleet`, `/v1/portolan/audit`, `/v1/portolan/kv/quarantine` | the operator | `inspect.rs` |
+//! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
 mod admin;
@@ -18,6 +19,7 @@ pub mod errors;
 mod events;
 mod inference;
 mod inspect;
+mod kv;
 mod listen;
 mod models;
 mod proposals;
@@ -62,6 +64,10 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
         .route("/v1/portolan/tenants/{tenant}/usage", get(usage::usage))
         .route("/v1/portolan/usage", get(usage::all))
+        .route("/v1/portolan/kv/stats", get(kv::stats))
+        .route("/v1/portolan/kv/blocks", get(kv::blocks))
+        .route("/v1/portolan/kv/blocks/{id}", get(kv::block))
+        .route("/v1/portolan/kv/evict", post(kv::evict))
         .route("/v1/portolan/kv/quarantine", get(inspect::quarantine))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
@@ -103,10 +109,11 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
         .limits
         .in_flight
         .saturating_sub(site.permits.available_permits());
+    let mut samples = site.parts.desk.samples();
+    samples.extend(kv::samples(&site));
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
-        site.metrics
-            .render(in_flight, &site.parts.fleet.view(), site.parts.desk.samples()),
+        site.metrics.render(in_flight, &site.parts.fleet.view(), samples),
     )
 }
 

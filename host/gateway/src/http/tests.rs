@@ -5,6 +5,7 @@ mod admin;
 mod bad_input;
 mod burst;
 mod cancel;
+mod kv;
 mod narrowing;
 mod quotas;
 mod records;

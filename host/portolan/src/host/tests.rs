@@ -1,5 +1,7 @@
 //! The rules of the configuration hold in the running host: real keys, real components, over HTTP.
 
+mod kv;
+
 use super::*;
 use crate::client::{Client, ClientError};
 use crate::signing::SecretKey;

@@ -1,5 +1,6 @@
 //! A site of fakes, and the words the tests use to talk to it.
 
+use super::kv::{Cache, Keeping};
 use crate::http::{REQUEST_ID, router};
 use crate::policies::{DeskParts, PolicyDesk};
 use crate::site::{ExactKv, Limits, ServedModel, Site, SiteParts};
@@ -98,15 +99,16 @@ impl App {
     ) -> Self {
         let description = description(instances[0]);
         let engine = Arc::new(FakeEngine::new(description.clone()));
+        let keeping = Arc::new(Keeping {
+            engine: Arc::clone(&engine),
+            cache: Cache::filled(),
+        });
         let others = instances[1..].iter().map(|name| {
             let engine = Arc::new(FakeEngine::new(self::description(name)));
             (InstanceName::new(name).unwrap(), engine as Arc<dyn Engine>)
         });
         let mut engines: BTreeMap<_, _> = others.collect();
-        engines.insert(
-            description.instance.clone(),
-            Arc::clone(&engine) as Arc<dyn Engine>,
-        );
+        engines.insert(description.instance.clone(), keeping as Arc<dyn Engine>);
         let store = Arc::new(store());
         let names = names();
         let fleet = Arc::new(FakeFleet::new(view(instances), names.clone()));

@@ -1,0 +1,234 @@
+//! `/v1/portolan/kv`: what the site's instances and tiers keep for reuse, and orders to forget it. The operator's.
+
+mod place;
+
+pub(super) use place::samples;
+
+use super::models::List;
+use super::{auth, errors};
+use crate::error::{ErrorKind, RequestError};
+use crate::site::Site;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use place::{BlockBody, PlaceBody, caches, card_body, each_place, word};
+use portolan_base::{BlockId, Dependency, Scope, TenantName};
+use portolan_kv::Selector;
+use portolan_kv::tier::Tiers;
+use serde::{Deserialize, Serialize};
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+/// Blocks listed when the client names no number: one screen.
+const LIST_DEFAULT: usize = 20;
+
+/// Most blocks of a list: one has some 500 bytes, so that the longest list stays near half a MB.
+const LIST_MAX: usize = 1000;
+
+pub(super) async fn stats(
+    State(site): State<Arc<Site>>,
+    headers: HeaderMap,
+) -> Result<Json<List<PlaceBody>>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let mut all = Vec::new();
+    each_place(&site, |place| all.push(place.body(&site)));
+    Ok(Json(List::of(all)))
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Sort {
+    #[default]
+    Use,
+    Size,
+}
+
+/// Which blocks are wanted.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct BlocksQuery {
+    tenant: Option<String>,
+    instance: Option<String>,
+    tier: Option<String>,
+    #[serde(default)]
+    sort: Sort,
+    limit: Option<usize>,
+}
+
+pub(super) async fn blocks(
+    State(site): State<Arc<Site>>,
+    query: Result<Query<BlocksQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Json<List<BlockBody>>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let query = errors::query(query)?;
+    // Going through a large pool takes a while.
+    let listed = tokio::task::spawn_blocking(move || list(&site, &query)).await;
+    listed
+        .map(|blocks| Json(List::of(blocks)))
+        .map_err(|error| broken(&error))
+}
+
+fn list(site: &Site, query: &BlocksQuery) -> Vec<BlockBody> {
+    let limit = query.limit.unwrap_or(LIST_DEFAULT).min(LIST_MAX);
+    let wanted = |asked: &Option<String>, found: &str| asked.as_deref().is_none_or(|asked| asked == found);
+    let mut top: BinaryHeap<Ranked> = BinaryHeap::new();
+    each_place(site, |place| {
+        let instance = place.instance.unwrap_or_default();
+        if !wanted(&query.instance, instance) || !wanted(&query.tier, word(place.tier)) {
+            return;
+        }
+        place.each(&mut |card| {
+            if wanted(&query.tenant, &card.about.scope.to_string()) {
+                let rank = match query.sort {
+                    Sort::Size => card.size.0,
+                    Sort::Use => card.used_at.0,
+                };
+                top.push(Ranked {
+                    rank: std::cmp::Reverse(rank),
+                    body: card_body(&card, &place),
+                });
+                if top.len() > limit {
+                    top.pop();
+                }
+            }
+        });
+    });
+    top.into_sorted_vec()
+        .into_iter()
+        .map(|ranked| ranked.body)
+        .collect()
+}
+
+pub(super) async fn block(
+    State(site): State<Arc<Site>>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Json<List<BlockBody>>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let id = block_id("the path", &errors::path(id)?)?;
+    let found = tokio::task::spawn_blocking(move || {
+        let mut copies = Vec::new();
+        each_place(&site, |place| {
+            place.each(&mut |card| {
+                if card.id == id {
+                    copies.push(card_body(&card, &place));
+                }
+            });
+        });
+        copies
+    });
+    let copies = found.await.map_err(|error| broken(&error))?;
+    if copies.is_empty() {
+        let message = "no pool or tier of this site holds a block of this id";
+        return Err(RequestError::new(ErrorKind::NotFound, message).with_code("block_not_found"));
+    }
+    Ok(Json(List::of(copies)))
+}
+
+/// What to forget: exactly one of these.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EvictBody {
+    tenant: Option<String>,
+    block: Option<String>,
+    dependency: Option<Dependency>,
+    #[serde(default)]
+    all: bool,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct EvictedBody {
+    evicted: usize,
+}
+
+/// Forgets blocks in every pool and tier of the site. They cannot be found when the answer comes, nor after a restart.
+pub(super) async fn evict(
+    State(site): State<Arc<Site>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Json<EvictedBody>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let body: EvictBody = serde_json::from_slice(&body)
+        .map_err(|error| RequestError::bad_field("body", format!("the order cannot be read: {error}")))?;
+    let what = selector(body)?;
+    let evicted = tokio::task::spawn_blocking(move || {
+        let mut done: Vec<&Tiers> = Vec::new();
+        let mut evicted = 0;
+        for cache in caches(&site) {
+            let tiers = cache.tiers();
+            if !done.iter().any(|known| std::ptr::eq(*known, tiers)) {
+                done.push(tiers);
+                evicted += tiers.invalidate(&what);
+            }
+        }
+        evicted
+    });
+    let evicted = evicted.await.map_err(|error| broken(&error))?;
+    Ok(Json(EvictedBody { evicted }))
+}
+
+fn selector(body: EvictBody) -> Result<Selector, RequestError> {
+    let several = || RequestError::bad_field("body", "give exactly one of tenant, block, dependency and all");
+    match (body.tenant, body.block, body.dependency, body.all) {
+        (Some(tenant), None, None, false) => scope(&tenant).map(Selector::Scope),
+        (None, Some(block), None, false) => block_id("block", &block).map(Selector::Block),
+        (None, None, Some(by), false) => Ok(Selector::Outdated { by, of: None }),
+        (None, None, None, true) => Ok(Selector::All),
+        _ => Err(several()),
+    }
+}
+
+fn scope(name: &str) -> Result<Scope, RequestError> {
+    if name == Scope::PUBLIC {
+        return Ok(Scope::Public);
+    }
+    let tenant =
+        TenantName::new(name).map_err(|error| RequestError::bad_field("tenant", error.to_string()))?;
+    Ok(Scope::Tenant(tenant))
+}
+
+fn block_id(field: &'static str, text: &str) -> Result<BlockId, RequestError> {
+    let mut id = [0; 16];
+    let refused = |_| RequestError::bad_field(field, "a block's id has 32 hexadecimal digits");
+    hex::decode_to_slice(text, &mut id).map_err(refused)?;
+    Ok(BlockId(id))
+}
+
+fn broken(error: &tokio::task::JoinError) -> RequestError {
+    RequestError::new(ErrorKind::Internal, "the pools could not be gone through")
+        .with_detail(error.to_string())
+}
+
+/// A block in the order of a list: the first to leave it is the greatest.
+struct Ranked {
+    rank: std::cmp::Reverse<u64>,
+    body: BlockBody,
+}
+
+impl Ranked {
+    fn key(&self) -> (std::cmp::Reverse<u64>, &str) {
+        (self.rank, &self.body.id)
+    }
+}
+
+impl PartialEq for Ranked {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Ranked {}
+
+impl PartialOrd for Ranked {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Ranked {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
