@@ -12,6 +12,7 @@ import hashlib
 import json
 import pathlib
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,7 @@ class Peer:
         self.buffer = buffer
         # What the libraries log lies between the answers.
         self.sender = sender(buffer, self.answer())
+        self.pause()
 
     def answer(self):
         for line in self.receiver.stdout:
@@ -52,7 +54,12 @@ class Peer:
         self.receiver.stdin.flush()
         return self.answer()
 
+    def pause(self) -> None:
+        """A receiver that waits keeps a core busy, which the next subject would miss."""
+        self.receiver.send_signal(signal.SIGSTOP)
+
     def measure(self) -> tuple[float, float]:
+        self.receiver.send_signal(signal.SIGCONT)
         # Other bytes each time: what is verified is this transfer's.
         self.buffer[:] = np.random.default_rng().integers(0, 256, self.buffer.nbytes, dtype=np.uint8)
         cpu = self.cpu()
@@ -62,6 +69,7 @@ class Peer:
         cpu = self.cpu() - cpu
         if self.ask("sum") != hashlib.sha256(self.buffer.tobytes()).hexdigest():
             raise RuntimeError("other bytes arrived than were sent")
+        self.pause()
         share = self.buffer.nbytes / GIB
         return share / took, cpu / share
 
@@ -70,6 +78,7 @@ class Peer:
         return used.ru_utime + used.ru_stime + self.ask("cpu")
 
     def end(self) -> None:
+        self.receiver.send_signal(signal.SIGCONT)
         self.receiver.stdin.close()
         self.receiver.wait(timeout=20)
 
@@ -104,7 +113,10 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=7)
     options = options.parse_args()
     buffer = np.zeros(options.mib << 20, dtype=np.uint8)
-    peers = {"Mooncake, write, unchecked": Peer("mooncake", Mooncake, buffer), "NIXL, write, unchecked": Peer("nixl", Nixl, buffer)}
+    peers = {
+        "Mooncake, write, unchecked": Peer("mooncake", Mooncake, buffer),
+        "NIXL, write, unchecked": Peer("nixl", Nixl, buffer),
+    }
     subjects = {
         "Portolan, checksums": lambda: portolan(options.portolan, options.mib),
         "Portolan, checksums, TLS 1.3": lambda: portolan(options.portolan, options.mib, "--tls"),
