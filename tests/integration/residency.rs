@@ -2,7 +2,7 @@
 
 use portolan_base::{InstanceName, ModelName, RequestId, SiteName, TenantName};
 use portolan_gateway::receive::{BrokenOff, receive};
-use portolan_ports::{KvOrder, Retention, TransferError};
+use portolan_ports::{KvOrder, OrderPurpose, Retention, TransferError};
 use portolan_tests::world::{ACME, ADMIN, MODEL, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use std::sync::Arc;
@@ -82,6 +82,7 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         draw: Default::default(),
         fidelity: Default::default(),
         dependencies: Arc::default(),
+        purpose: Default::default(),
     };
     let clock = portolan::system::SystemClock::start();
     let virginia = SiteName::new("virginia").unwrap();
@@ -89,7 +90,20 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         let got = receive(paris.transport(), &virginia, order(jurisdiction), &layout, &clock);
         world.runtime.block_on(got)
     };
+    let copy = |jurisdiction| {
+        let order = KvOrder {
+            tokens: (1..129).collect(),
+            purpose: OrderPurpose::Fetch,
+            ..order(jurisdiction)
+        };
+        let got = receive(paris.transport(), &virginia, order, &layout, &clock);
+        world.runtime.block_on(got)
+    };
     assert!(pull("").is_ok());
+    for (jurisdiction, phrase) in [("eu", "denies this data to virginia"), ("", "holds 0 tokens")] {
+        let refused = copy(jurisdiction).unwrap_err().error.to_string();
+        assert!(refused.contains(phrase), "{refused}");
+    }
     for (jurisdiction, phrase) in [
         ("eu", "denies this data to virginia"),
         ("us", "to paris"),

@@ -1,5 +1,6 @@
 //! Policies come in by the admin API and by the watched folder, into one store that survives a restart.
 
+use portolan_policy::QuestionKind;
 use portolan_tests::world::{ACME, ADMIN, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use serde_json::Value;
@@ -31,7 +32,13 @@ fn what_came_in_by_either_door_decides_and_survives_a_restart() {
     std::fs::write(folder.join("half.tmp"), shipped("threshold")).unwrap();
     std::fs::rename(folder.join("half.tmp"), folder.join("routing.wasm")).unwrap();
     world.wait("the watched folder's policy is active", || {
-        !binding(&world, "routing").is_null()
+        // The store tells of a binding a moment before it decides.
+        let record = world.ask(&Ask::tokens(&case.prompt_ids)).record;
+        let routed = record
+            .policies
+            .iter()
+            .find(|p| p.question == QuestionKind::Routing);
+        routed.is_some_and(|p| p.version.len() == 64)
     });
 
     let decided_by = |world: &World| {

@@ -11,6 +11,7 @@
 //! | [`route`] | the candidate routes and the host's estimates |
 //! | [`table`] | which policy answers which question for whom |
 //! | [`ask`] | one policy call with its record and its fallback |
+//! | [`fetch`] | whether to fetch what another site holds, or to compute it |
 //! | [`residency`] | which sites are allowed |
 //! | [`order`] | from a router's scores to an order of routes |
 //! | [`plan`] | the decision itself |
@@ -21,6 +22,7 @@
 
 pub mod ask;
 pub mod breaker;
+pub mod fetch;
 pub mod fleet;
 pub mod order;
 pub mod plan;
@@ -33,11 +35,12 @@ pub mod shadow;
 pub mod table;
 
 pub use breaker::{Breaker, BreakerConfig};
+pub use fetch::{FetchInput, FetchPlan};
 pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
 pub use record::{
-    CandidateRecord, DecisionRecord, Fallback, KvRecord, PathRecord, PolicyRecord, RouteRecord, ShadowRecord,
-    StageRecord,
+    CandidateRecord, DecisionRecord, Fallback, FetchRecord, KvRecord, PathRecord, PolicyRecord, RouteRecord,
+    ShadowRecord, StageRecord,
 };
 pub use request::{PrefillMode, RequestFacts, RequestKind};
 pub use residency::Placements;

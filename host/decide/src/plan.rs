@@ -1,7 +1,7 @@
 //! The decision: which routes, in which order, and why.
 
 use crate::ask::{Asker, MAX_DEFER_MS};
-use crate::fleet::FleetView;
+use crate::fleet::{FleetView, InstanceIndex};
 use crate::order::order_by_score;
 use crate::record::{CandidateRecord, DecisionRecord, RouteRecord};
 use crate::request::RequestFacts;
@@ -285,16 +285,18 @@ impl Desk<'_> {
     }
 }
 
+/// The names of an instance's site and of the instance; dashes where it left the fleet.
+pub fn instance_names(fleet: &FleetView, index: InstanceIndex) -> (String, String) {
+    let instance = fleet.instance(index);
+    let site = instance.and_then(|i| fleet.site(i.site));
+    let site = site.map_or("-", |s| s.name.as_str()).to_owned();
+    (site, instance.map_or("-", |i| i.name.as_str()).to_owned())
+}
+
 /// A route by names. Instances that left the fleet are named by a dash.
 pub fn route_record(fleet: &FleetView, route: Route) -> RouteRecord {
-    let names = |index| {
-        let instance = fleet.instance(index);
-        let site = instance.and_then(|i| fleet.site(i.site));
-        let site = site.map_or("-", |s| s.name.as_str()).to_owned();
-        (site, instance.map_or("-", |i| i.name.as_str()).to_owned())
-    };
-    let ((prefill_site, prefill_instance), (decode_site, decode_instance)) =
-        (names(route.prefill), names(route.decode));
+    let (prefill_site, prefill_instance) = instance_names(fleet, route.prefill);
+    let (decode_site, decode_instance) = instance_names(fleet, route.decode);
     RouteRecord {
         prefill_site,
         prefill_instance,

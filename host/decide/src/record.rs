@@ -141,6 +141,27 @@ pub struct KvRecord {
     pub quantised: Option<KvQuant>,
 }
 
+/// KV that was fetched from another site rather than computed, or was to be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FetchRecord {
+    /// The site that holds it.
+    pub site: String,
+    /// Which of its instances.
+    pub instance: String,
+    /// Prompt tokens that were to come.
+    pub wanted_tokens: u32,
+    /// Prompt tokens that came and were kept, so that they were not computed; 0 when it failed.
+    pub tokens: u32,
+    /// Bytes that crossed, those of a fetch that failed too.
+    pub bytes: u64,
+    /// How long it took, in ms.
+    pub took_ms: f64,
+    /// How long it was thought to take, in ms.
+    pub estimated_ms: f64,
+    /// How long computing the same tokens was thought to take, in ms.
+    pub computing_ms: f64,
+}
+
 /// Everything that happened to one request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathRecord {
@@ -183,6 +204,9 @@ pub struct PathRecord {
     pub stages: Vec<StageRecord>,
     /// KV moved and reused.
     pub kv: KvRecord,
+    /// KV fetched from other sites before prefill.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fetches: Vec<FetchRecord>,
     /// Everything that went otherwise than planned.
     pub fallbacks: Vec<Fallback>,
     /// `running`, `ok`, `refused` (by a policy, or for want of a route), `cancelled` or `failed`.

@@ -250,6 +250,7 @@ mod tests {
             ],
             stages: Vec::new(),
             kv: Default::default(),
+            fetches: Vec::new(),
             fallbacks: Vec::new(),
             status: "ok".into(),
             error: None,

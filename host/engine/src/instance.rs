@@ -1,5 +1,6 @@
 //! One engine instance: a worker thread that computes, and a handle that the host's other parts talk to.
 
+mod adopt;
 mod cache;
 mod check;
 mod decode;
@@ -18,10 +19,10 @@ use cache::{Cache, Names};
 pub use cache::{CacheConfig, Surroundings};
 use decode::DecodeRun;
 use meter::Meter;
-use portolan_base::{Bytes, InstanceName, ModelName, TenantKey};
+use portolan_base::{Bytes, InstanceName, ModelName, TenantKey, Tokens};
 use portolan_ports::{
-    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KvCache, KvEvent,
-    KvPiece, PrefillJob, PrefillReport, Role,
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KeepJob, KvCache,
+    KvEvent, KvPiece, PrefillJob, PrefillReport, Role,
 };
 use prefill::{PrefillRun, Prepared};
 use std::sync::Arc;
@@ -178,6 +179,14 @@ impl Engine for NativeInstance {
             return HeldPrefix::default();
         }
         self.shared.cache.held(key, tokens)
+    }
+
+    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+        adopt::kept(&self.shared, key, tokens)
+    }
+
+    fn keep(&self, job: &KeepJob) -> Tokens {
+        adopt::keep(&self.shared, job)
     }
 
     async fn prefill(

@@ -39,6 +39,7 @@ pub struct Metrics {
     completion_tokens: Family<Work, Counter>,
     cached_tokens: Family<Work, Counter>,
     kv_bytes: Family<Work, Counter>,
+    fetched_tokens: Family<Work, Counter>,
     chunks_resent: Counter,
     kv_quantised: Family<Work, Counter>,
     policy_calls: Family<Policy, Counter>,
@@ -90,6 +91,12 @@ impl Metrics {
                 "kv_moved",
                 "KV that crossed between sites, resends not counted",
                 Unit::Bytes,
+            ),
+            fetched_tokens: register(
+                r,
+                "kv_fetched_tokens",
+                "Prompt tokens whose KV was fetched from another site instead of computed",
+                Family::default(),
             ),
             chunks_resent: register(
                 r,
@@ -166,6 +173,8 @@ impl Metrics {
             .get_or_create(&work)
             .inc_by(u64::from(record.kv.cached_tokens));
         self.kv_bytes.get_or_create(&work).inc_by(record.kv.bytes_moved);
+        let fetched = record.fetches.iter().map(|fetch| u64::from(fetch.tokens)).sum();
+        self.fetched_tokens.get_or_create(&work).inc_by(fetched);
         self.chunks_resent.inc_by(u64::from(record.kv.chunks_resent));
         if record.kv.quantised.is_some() {
             self.kv_quantised.get_or_create(&work).inc();

@@ -1,4 +1,4 @@
-//! Serves the orders of other sites: prefill here, KV streams there.
+//! Serves the orders of other sites: prefill here, or what is held here; KV streams there.
 
 use crate::site::Site;
 use crate::stage::jurisdiction;
@@ -9,7 +9,8 @@ use portolan_decide::ask::Asker;
 use portolan_decide::{Placements, SiteIndex};
 use portolan_policy::{Placement, Purpose, Subject};
 use portolan_ports::{
-    Cancel, Engine, EngineError, KvOrder, KvSource, PieceSink, PrefillJob, PrefillReport, Retention,
+    Cancel, Engine, EngineError, KvOrder, KvPiece, KvSource, OrderPurpose, PieceSink, PrefillJob,
+    PrefillReport, Retention,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -53,10 +54,44 @@ impl KvSource for PeerService {
         };
         let order = KvOrder { retention, ..order };
         let key = site.cache_key(&order.tenant, &engine.describe().layout, &order.tokens);
+        if !order.purpose.computes() {
+            return stream_kept(engine.as_ref(), &key, &order, sink);
+        }
         stream_prefill(engine.as_ref(), key, order, sink)
             .await
             .map_err(|error| error.to_string())
     }
+}
+
+/// Streams what the engine holds of the order's tokens into `sink`, as far as the receiver lacks it. Blocks are found
+/// by their tenant-keyed ids; nothing is computed.
+fn stream_kept(
+    engine: &dyn Engine,
+    key: &TenantKey,
+    order: &KvOrder,
+    mut sink: Box<dyn PieceSink>,
+) -> Result<PrefillReport, String> {
+    let kept = engine.kept(key, &order.tokens);
+    if kept.tokens <= order.held {
+        return Err(format!(
+            "instance {} holds {} tokens of this prompt; beyond {} were ordered",
+            order.instance, kept.tokens, order.held
+        ));
+    }
+    sink.manifest(KvManifest {
+        layout: engine.describe().layout.as_ref().clone(),
+        tokens: kept.tokens,
+        held: order.held,
+    });
+    let lacking = |piece: &KvPiece| piece.id.is_empty() || piece.id.tokens.end > order.held;
+    kept.pieces
+        .into_iter()
+        .filter(lacking)
+        .for_each(|piece| sink.piece(piece));
+    Ok(PrefillReport {
+        cached: kept.tokens,
+        ..PrefillReport::default()
+    })
 }
 
 /// Prefills what `order` asks for and streams the KV into `sink` while it is computed.
@@ -93,11 +128,7 @@ pub async fn stream_prefill(
 }
 
 /// Passes pieces on as they are computed; cancels the job when the receiver is gone.
-async fn forward(
-    mut pieces: mpsc::UnboundedReceiver<portolan_ports::KvPiece>,
-    mut sink: Box<dyn PieceSink>,
-    cancel: Cancel,
-) {
+async fn forward(mut pieces: mpsc::UnboundedReceiver<KvPiece>, mut sink: Box<dyn PieceSink>, cancel: Cancel) {
     loop {
         match tokio::time::timeout(CANCEL_POLL, pieces.recv()).await {
             Ok(Some(piece)) => sink.piece(piece),
@@ -125,7 +156,7 @@ fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {
             about.model, about.layout.model_version, order.model, order.model_version
         ));
     }
-    if !about.role.prefills() {
+    if order.purpose.computes() && !about.role.prefills() {
         return Err(format!("instance {name} does not prefill"));
     }
     Ok(Arc::clone(engine))
@@ -141,7 +172,7 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
     let policies = parts.desk.table().for_tenant(&order.tenant, order.draw);
     let class = names.user_classes.iter().position(|c| *c == order.user_class);
     let subject = Subject {
-        purpose: Purpose::Serve,
+        purpose: question_of(order.purpose),
         data_jurisdiction: jurisdiction(&names, &order.jurisdiction).map_err(|e| e.to_string())?,
         data_class: class.and_then(|i| u32::try_from(i).ok()).unwrap_or(0),
         from_site: Some(peer_index.0),
@@ -154,8 +185,24 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
             return Err(format!("the residency answer denies this data to {name}"));
         }
     }
+    // A copy is kept by whoever orders it.
+    if !order.purpose.computes() && allowed.of(peer_index) != Placement::Resident {
+        return Err(format!(
+            "the residency answer does not let this data stay in {peer}"
+        ));
+    }
     match allowed.of(parts.index) {
         Placement::Resident => Ok(Retention::Keep),
         _ => Ok(Retention::Drop),
+    }
+}
+
+/// Why residency is asked for an order.
+fn question_of(purpose: OrderPurpose) -> Purpose {
+    match purpose {
+        OrderPurpose::Serve => Purpose::Serve,
+        OrderPurpose::Fetch => Purpose::Fetch,
+        OrderPurpose::Prewarm => Purpose::Prewarm,
+        OrderPurpose::Replica => Purpose::Replicate,
     }
 }

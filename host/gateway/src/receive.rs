@@ -1,12 +1,15 @@
 //! Orders KV from another site and gathers what comes.
 
-use portolan_base::kv::KvLayout;
+use portolan_base::kv::{KvLayout, KvManifest};
 use portolan_base::{Bytes, Clock, Moment, SiteName};
-use portolan_ports::{KvOrder, KvPiece, Pull, PullEvent, PullReport, TransferError, Transport};
+use portolan_ports::{KvOrder, KvPiece, OrderPurpose, Pull, PullEvent, PullReport, TransferError, Transport};
+use std::time::Duration;
 
 /// What arrived.
 #[derive(Debug)]
 pub struct Arrival {
+    /// Tokens of the prompt that the set is of: those of the order, or fewer where it was for what the holder holds.
+    pub tokens: u32,
     /// Verified pieces; whether they are whole is checked when they are put together.
     pub pieces: Vec<KvPiece>,
     /// How the order went.
@@ -33,7 +36,20 @@ pub async fn receive(
     layout: &KvLayout,
     clock: &dyn Clock,
 ) -> Result<Arrival, BrokenOff> {
+    receive_within(Duration::MAX, transport, peer, order, layout, clock).await
+}
+
+/// As [`receive`], and gives up, cancelling the work there, when that takes longer than `deadline`.
+pub async fn receive_within(
+    deadline: Duration,
+    transport: &dyn Transport,
+    peer: &SiteName,
+    order: KvOrder,
+    layout: &KvLayout,
+    clock: &dyn Clock,
+) -> Result<Arrival, BrokenOff> {
     let mut arrival = Arrival {
+        tokens: 0,
         pieces: Vec::new(),
         report: PullReport::default(),
         first_piece: None,
@@ -42,15 +58,19 @@ pub async fn receive(
         layout,
         tokens: u32::try_from(order.tokens.len()).unwrap_or(u32::MAX),
         held: order.held,
+        purpose: order.purpose,
     };
-    match gather(
-        transport.pull(peer, order).await,
-        peer,
-        &wanted,
-        clock,
-        &mut arrival,
-    )
-    .await
+    let gathering = async {
+        let pull = transport.pull(peer, order).await;
+        gather(pull, peer, &wanted, clock, &mut arrival).await
+    };
+    let late = |_| {
+        let peer = peer.clone();
+        Err(TransferError::Late { peer, deadline })
+    };
+    match tokio::time::timeout(deadline, gathering)
+        .await
+        .unwrap_or_else(late)
     {
         Ok(report) => Ok(Arrival { report, ..arrival }),
         Err(error) => {
@@ -69,6 +89,17 @@ struct Wanted<'a> {
     layout: &'a KvLayout,
     tokens: u32,
     held: u32,
+    purpose: OrderPurpose,
+}
+
+impl Wanted<'_> {
+    fn fits(&self, manifest: &KvManifest) -> bool {
+        let enough = match self.purpose.computes() {
+            true => manifest.tokens == self.tokens,
+            false => manifest.tokens > self.held && manifest.tokens <= self.tokens,
+        };
+        enough && manifest.layout == *self.layout && manifest.held == self.held
+    }
 }
 
 async fn gather(
@@ -82,10 +113,7 @@ async fn gather(
     while let Some(event) = pull.events.recv().await {
         match event? {
             PullEvent::Manifest(manifest) => {
-                let fits = manifest.layout == *wanted.layout
-                    && manifest.tokens == wanted.tokens
-                    && manifest.held == wanted.held;
-                if !fits {
+                if !wanted.fits(&manifest) {
                     let detail = format!(
                         "the manifest announces {} tokens of {} version {} beyond {} held",
                         manifest.tokens, manifest.layout.model, manifest.layout.model_version, manifest.held
@@ -95,6 +123,7 @@ async fn gather(
                         detail,
                     });
                 }
+                arrival.tokens = manifest.tokens;
             }
             PullEvent::Piece(piece) => {
                 arrival.first_piece.get_or_insert_with(|| clock.now());

@@ -19,6 +19,8 @@ use crate::answer::{Answer, AnswerEvent};
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 pub(crate) use decide::jurisdiction;
+#[cfg(test)]
+pub(crate) use fetch::Unfetched;
 use journey::{Fault, Journey};
 use portolan_ports::Cancel;
 use std::sync::Arc;
@@ -85,7 +87,7 @@ impl Journey {
         let mut failures = Vec::new();
         let mut routes = routes.into_iter().peekable();
         while let Some(route) = routes.next() {
-            match self.attempt(route, started).await {
+            match self.attempt(route, &held, started).await {
                 Ok(()) => return Ok(()),
                 Err(fault) if started.is_none() || !fault.may_try_elsewhere() => return Err(fault),
                 Err(fault) => {
@@ -102,10 +104,11 @@ impl Journey {
     async fn attempt(
         &mut self,
         route: portolan_decide::Route,
+        holders: &[u32],
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
         let leg = self.leg(route)?;
-        let held = self.fetch(&leg);
+        let held = self.fetch(&leg, holders).await;
         let kv = match leg.is_remote() {
             false => self.prefill(&leg, held).await?,
             true => self.transfer(&leg, held).await?,

@@ -173,8 +173,21 @@ pub enum EngineError {
 pub struct HeldPrefix {
     /// Tokens covered, a whole number of blocks.
     pub tokens: u32,
-    /// Attention pieces of these tokens.
+    /// Pieces of these tokens: attention KV, and from [`Engine::kept`] recurrent states too.
     pub pieces: Vec<KvPiece>,
+}
+
+/// KV that was computed elsewhere, to be kept for reuse.
+#[derive(Clone, Debug)]
+pub struct KeepJob {
+    /// The tenant's cache key.
+    pub key: TenantKey,
+    /// The tokens it is of: a whole number of blocks.
+    pub tokens: Arc<[u32]>,
+    /// Their KV.
+    pub kv: KvSet,
+    /// Whose it is and what it depends on.
+    pub about: Arc<Provenance>,
 }
 
 /// How loaded an instance is.
@@ -249,6 +262,18 @@ pub trait Engine: Send + Sync {
     /// The attention KV this instance holds for the beginning of `tokens`. Empty for hybrid models, whose recurrent
     /// state cannot be joined to what another instance computed.
     fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix;
+
+    /// All KV this instance holds for the beginning of `tokens`, as one can go on from it: attention KV, and recurrent
+    /// states at exactly its length. Blocks are found by their tenant-keyed ids. Empty where an engine hands none over.
+    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+        self.held(key, tokens)
+    }
+
+    /// Keeps KV that was computed elsewhere, as far as there is room; returns how much of the job's tokens is held
+    /// afterwards. Copies the bytes, which takes milliseconds where there are many. Zero where an engine takes none.
+    fn keep(&self, _job: &KeepJob) -> Tokens {
+        Tokens(0)
+    }
 
     /// Computes KV and sends each piece as soon as it exists: layer by layer, block by block, recurrent states last.
     /// Pieces are complete when this returns `Ok`.

@@ -27,7 +27,7 @@ pub mod uploads;
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
-    KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
+    KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Claim, Fleet, InstanceOutcome, OnTheWay};
@@ -56,7 +56,7 @@ pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};
 pub use text_fake::{FAKE_END, FAKE_VOCABULARY, FakeText};
 pub use transport::{
-    Evidence, Fidelity, KvOrder, KvSource, LinkReading, PieceSink, Pull, PullEvent, PullReport,
+    Evidence, Fidelity, KvOrder, KvSource, LinkReading, OrderPurpose, PieceSink, Pull, PullEvent, PullReport,
     QuarantinedSet, TransferError, Transport,
 };
 pub use transport_fake::NoLinks;

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `ok:…` | answers any question, indifferently: every site, every route, no directive |
 //! | `ok-routing:…` (or another question's word) | answers that question, refused for another |
+//! | `no-copies:…` | answers any question like the first, but lets no site fetch or replicate |
 //! | `unloadable:…` | passes the check and compiles, cannot be loaded |
 //! | anything else | refused by the check |
 //!
@@ -13,7 +14,7 @@
 
 use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope, Severity};
 use portolan_policy::{
-    Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Question,
+    Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Purpose, Question,
     QuestionKind, RoutingDecision,
 };
 use sha2::{Digest, Sha256};
@@ -44,7 +45,7 @@ fn fate(component: &[u8]) -> Fate {
         return Fate::Refused;
     };
     match word {
-        "ok" => Fate::Works(None),
+        "ok" | "no-copies" => Fate::Works(None),
         "unloadable" => Fate::Unloadable,
         word => match word
             .strip_prefix("ok-")
@@ -155,29 +156,45 @@ impl PolicyLoader for FakeLoader {
             let (code, message, help) = BAD_CONFIG;
             return refused(code, message, help);
         }
-        Ok(Arc::new(Indifferent(PolicyDescriptor {
-            question: binding.question,
-            name: binding.name.clone(),
-            version: binding.version.clone(),
-            source: match binding.scope {
-                Scope::Platform => PolicySource::Platform,
-                Scope::Tenant(_) => PolicySource::Tenant,
+        Ok(Arc::new(Indifferent {
+            who: PolicyDescriptor {
+                question: binding.question,
+                name: binding.name.clone(),
+                version: binding.version.clone(),
+                source: match binding.scope {
+                    Scope::Platform => PolicySource::Platform,
+                    Scope::Tenant(_) => PolicySource::Tenant,
+                },
             },
-        })))
+            copies: if component.starts_with(b"no-copies") {
+                Placement::Denied
+            } else {
+                Placement::Resident
+            },
+        }))
     }
 }
 
-/// Allows everything and prefers nothing.
-struct Indifferent(PolicyDescriptor);
+/// Allows everything, but for what it says of copies, and prefers nothing.
+struct Indifferent {
+    who: PolicyDescriptor,
+    copies: Placement,
+}
 
 impl Policy for Indifferent {
     fn descriptor(&self) -> &PolicyDescriptor {
-        &self.0
+        &self.who
     }
 
     fn ask(&self, call: &Call<'_>) -> Answered {
         let answer = match call.question {
-            Question::Residency { sites, .. } => Answer::Residency(vec![Placement::Resident; sites]),
+            Question::Residency { sites, subject, .. } => {
+                let placement = match subject.purpose {
+                    Purpose::Fetch | Purpose::Replicate => self.copies,
+                    _ => Placement::Resident,
+                };
+                Answer::Residency(vec![placement; sites])
+            }
             Question::Cost { routes, .. } => Answer::Cost(vec![0; routes.len() * CostColumn::COUNT]),
             Question::Routing { routes, .. } => {
                 Answer::Routing(RoutingDecision::Scores(vec![0; routes.len()]))

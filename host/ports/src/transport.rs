@@ -46,6 +46,9 @@ pub struct KvOrder {
     pub fidelity: Fidelity,
     /// What the KV depends on: who keeps it has to know when it is void.
     pub dependencies: Arc<[Dependency]>,
+    /// What it is for. Not sent with the order: the transport tells the holder the class it travels in.
+    #[serde(skip)]
+    pub purpose: OrderPurpose,
 }
 
 impl KvOrder {
@@ -58,6 +61,28 @@ impl KvOrder {
             jurisdiction: self.jurisdiction.clone(),
             dependencies: Arc::clone(&self.dependencies),
         }
+    }
+}
+
+/// What an order is for. Each purpose is a class of transfers, the most urgent first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OrderPurpose {
+    /// A client waits for the first token: what is not held is computed.
+    #[default]
+    Serve,
+    /// A prefix that is cheaper to fetch than to compute: the holder sends what it holds, at most what was ordered, and
+    /// computes nothing.
+    Fetch,
+    /// KV expected to be wanted soon: what is not held is computed.
+    Prewarm,
+    /// A second copy of what the holder holds; nothing is computed.
+    Replica,
+}
+
+impl OrderPurpose {
+    /// Whether the holder computes what it does not hold.
+    pub const fn computes(self) -> bool {
+        matches!(self, Self::Serve | Self::Prewarm)
     }
 }
 
@@ -124,6 +149,14 @@ pub enum TransferError {
     Quarantined {
         /// The other site.
         peer: SiteName,
+    },
+    /// It did not come while waiting for it was worth it.
+    #[error("what {peer} was to send did not come within {deadline:?}")]
+    Late {
+        /// The other site.
+        peer: SiteName,
+        /// How long it was waited for.
+        deadline: Duration,
     },
     /// The order was cancelled.
     #[error("the transfer was cancelled")]

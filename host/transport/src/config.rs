@@ -3,6 +3,7 @@
 use crate::codec::Compression;
 use portolan_base::kv::KvQuant;
 use portolan_base::{BitsPerSecond, Bytes, SiteName};
+use portolan_ports::OrderPurpose;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -54,6 +55,28 @@ pub enum Priority {
     Prewarm,
     /// A second copy.
     Replica,
+}
+
+impl From<OrderPurpose> for Priority {
+    fn from(purpose: OrderPurpose) -> Self {
+        match purpose {
+            OrderPurpose::Serve => Self::LiveDecode,
+            OrderPurpose::Fetch => Self::Fetch,
+            OrderPurpose::Prewarm => Self::Prewarm,
+            OrderPurpose::Replica => Self::Replica,
+        }
+    }
+}
+
+/// The purpose of an order that came in this class. One of a class this version does not know is served like the least,
+/// for which nothing is computed.
+pub(crate) const fn purpose_of_wire(class: u8) -> OrderPurpose {
+    match class {
+        0 => OrderPurpose::Serve,
+        1 => OrderPurpose::Fetch,
+        2 => OrderPurpose::Prewarm,
+        _ => OrderPurpose::Replica,
+    }
 }
 
 impl Priority {

@@ -1,6 +1,7 @@
 //! The holding side: accepts lanes, takes orders, streams what the source yields.
 
 use crate::codec;
+use crate::config::purpose_of_wire;
 use crate::frame::{ChunkHead, ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk};
 use crate::hello::{self, HelloError};
 use crate::probe::Watched;
@@ -9,7 +10,7 @@ use crate::site::Shared;
 use crate::wire::{Accepted, FrameReader, Halves, Heard, LaneError, PeerProof, write};
 use bytes::Bytes;
 use portolan_base::TransferId;
-use portolan_ports::PrefillReport;
+use portolan_ports::{KvOrder, PrefillReport};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -368,10 +369,14 @@ fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
         result: None,
     };
     let source = Arc::clone(&shared.source);
+    let order = KvOrder {
+        purpose: purpose_of_wire(body.priority),
+        ..body.order
+    };
     shared.spawn(async move {
         let mut ending = ending;
         let peer = ending.session.peer.clone();
-        ending.result = Some(source.serve(peer, body.order, Box::new(sink)).await);
+        ending.result = Some(source.serve(peer, order, Box::new(sink)).await);
     });
 }
 

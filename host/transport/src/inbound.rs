@@ -209,9 +209,11 @@ impl Inbound {
             return Err(Breach::ForeignCoding);
         }
         let order = &self.order;
+        let length = manifest.tokens as usize == order.tokens.len()
+            || !order.purpose.computes() && (manifest.tokens as usize) < order.tokens.len();
         let fits = manifest.layout.model == order.model
             && manifest.layout.model_version == order.model_version
-            && manifest.tokens as usize == order.tokens.len()
+            && length
             && manifest.held <= order.held.min(manifest.tokens);
         if !fits {
             return Err(Breach::OtherManifest);
@@ -237,7 +239,6 @@ impl Inbound {
         let head = &meta.head;
         if !self.pieces.contains_key(&head.piece) {
             self.begin_within_credit(head.piece_len)?;
-            self.budget = self.budget.checked_sub(head.piece_len).ok_or(Breach::TooMuch)?;
             if self.pieces.len() >= PIECES_MAX {
                 return Err(Breach::TooMany);
             }
@@ -271,11 +272,13 @@ impl Inbound {
     /// A holder begins a piece while it has begun fewer bytes than were granted. Pieces come over several lanes and so
     /// in any order: all that can be said here is that the grant was overrun by one piece at most.
     fn begin_within_credit(&mut self, piece_len: u64) -> Result<(), Breach> {
-        self.begun = self.begun.saturating_add(piece_len);
-        self.largest = self.largest.max(piece_len);
-        if self.begun > self.ledger.granted().saturating_add(self.largest) {
+        let begun = self.begun.saturating_add(piece_len);
+        let largest = self.largest.max(piece_len);
+        if begun > self.ledger.granted().saturating_add(largest) {
             return Err(Breach::NoCredit);
         }
+        self.budget = self.budget.checked_sub(piece_len).ok_or(Breach::TooMuch)?;
+        (self.begun, self.largest) = (begun, largest);
         Ok(())
     }
 

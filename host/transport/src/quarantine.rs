@@ -176,6 +176,7 @@ mod tests {
             draw: Default::default(),
             fidelity: Default::default(),
             dependencies: Arc::default(),
+            purpose: Default::default(),
         }
     }
 

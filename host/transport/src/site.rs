@@ -1,7 +1,7 @@
 //! A site's transport: its listener, its links, and their end.
 
 use crate::codec::Compression;
-use crate::config::{Admission, Egress, PeerLink, Priority, TransportConfig};
+use crate::config::{Admission, Egress, PeerLink, Priority, TransportConfig, purpose_of_wire};
 use crate::counters::Counters;
 use crate::hello::Identity;
 use crate::inbound::Arrived;
@@ -281,9 +281,10 @@ impl SiteTransport {
     pub async fn pull_with(
         &self,
         peer: &SiteName,
-        order: KvOrder,
+        mut order: KvOrder,
         priority: Priority,
     ) -> Result<Pull, TransferError> {
+        order.purpose = purpose_of_wire(priority.to_wire());
         let shared = &self.shared;
         let known = shared
             .links
@@ -456,7 +457,8 @@ async fn judge(link: Arc<Link>, ended: CancellationToken) {
 #[async_trait]
 impl Transport for SiteTransport {
     async fn pull(&self, peer: &SiteName, order: KvOrder) -> Result<Pull, TransferError> {
-        self.pull_with(peer, order, Priority::default()).await
+        let class = Priority::from(order.purpose);
+        self.pull_with(peer, order, class).await
     }
 
     fn link(&self, peer: &SiteName) -> Option<LinkReading> {

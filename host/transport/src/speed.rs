@@ -352,5 +352,6 @@ fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
         draw: Default::default(),
         fidelity: plan.quant().map_or(Fidelity::Exact, |_| Fidelity::Quantised),
         dependencies: Arc::default(),
+        purpose: Default::default(),
     })
 }

@@ -130,7 +130,8 @@ impl Cache {
         self.lease_chain(&names.ids)
     }
 
-    fn lease_chain(&self, ids: &[BlockId]) -> HeldBlocks {
+    /// The longest usable prefix of a chain of blocks.
+    pub(crate) fn lease_chain(&self, ids: &[BlockId]) -> HeldBlocks {
         let now = self.now();
         self.pool.lock().lease_needed(ids, now)
     }

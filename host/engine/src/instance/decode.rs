@@ -8,7 +8,7 @@ use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::network::state::{LayerState, SequenceState};
 use portolan_base::TenantKey;
 use portolan_kv::BlockKv;
-use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, Retention};
+use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, KvSet, Retention};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
@@ -112,22 +112,11 @@ impl DecodeRun {
             .prompt
             .split_last()
             .ok_or_else(|| EngineError::BadJob("the prompt is empty".to_owned()))?;
-        let mut state = shared.model.network.fresh_state();
-        let layout = &shared.description.layout;
-        let needed = |tokens: &Range<u32>| layout.needs(before.len() as u32, tokens);
-        for (index, layer) in (0u16..).zip(&mut state.layers) {
-            let recurrent = matches!(layer, LayerState::Recurrent(_));
-            for piece in self.job.kv.layer(index) {
-                if recurrent || needed(&piece.id.tokens) {
-                    layer.restore(piece.id.tokens.start as usize, &piece.bytes);
-                }
-            }
-        }
-        state.tokens = before.len();
+        let state = unpack(shared, &self.job.kv);
         let reusable = !shared.description.layout.is_hybrid();
         if reusable && self.job.retention == Retention::Keep {
             let names = Names::of(&self.job.key, before, &self.job.about, shared.cache.epoch());
-            keep(shared, &names, &state);
+            keep_blocks(shared, &names, &state);
         }
         let wanted = Wanted {
             sampling: self.job.sampling,
@@ -142,9 +131,26 @@ impl DecodeRun {
     }
 }
 
+/// Puts KV into a fresh state.
+pub(super) fn unpack(shared: &Shared, kv: &KvSet) -> SequenceState {
+    let mut state = shared.model.network.fresh_state();
+    let layout = &shared.description.layout;
+    let needed = |tokens: &Range<u32>| layout.needs(kv.tokens(), tokens);
+    for (index, layer) in (0u16..).zip(&mut state.layers) {
+        let recurrent = matches!(layer, LayerState::Recurrent(_));
+        for piece in kv.layer(index) {
+            if recurrent || needed(&piece.id.tokens) {
+                layer.restore(piece.id.tokens.start as usize, &piece.bytes);
+            }
+        }
+    }
+    state.tokens = kv.tokens() as usize;
+    state
+}
+
 /// Keeps the blocks that the pool lacks. They are copied: a received piece may be a slice of a larger buffer, which
 /// it would keep alive beyond the pool's budget.
-fn keep(shared: &Shared, names: &Names, state: &SequenceState) {
+pub(super) fn keep_blocks(shared: &Shared, names: &Names, state: &SequenceState) {
     let block = BLOCK_TOKENS as usize;
     let rebuild = shared.meter.prefill_time(block);
     let held = shared.cache.lease(names);

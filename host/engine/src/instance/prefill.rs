@@ -216,7 +216,7 @@ impl PrefillRun {
     }
 }
 
-fn recurrent_pieces(state: &SequenceState) -> Vec<Bytes> {
+pub(super) fn recurrent_pieces(state: &SequenceState) -> Vec<Bytes> {
     let piece = |layer: &LayerState| match layer {
         LayerState::Recurrent(state) => Some(state.piece()),
         LayerState::Attention(_) => None,

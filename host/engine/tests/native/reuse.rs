@@ -1,11 +1,11 @@
 //! Cached, received and recomputed KV are the same bytes, and give the same logits bit for bit.
 
 use crate::support::{
-    Answer, MODELS, answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start,
+    Answer, MODELS, about, answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start,
 };
-use portolan_base::{BlockHash, Bytes, CachePart};
+use portolan_base::{BlockHash, Bytes, CachePart, Tokens};
 use portolan_engine::{LoadedModel, NativeInstance};
-use portolan_ports::{Engine, KvEvent, KvPiece, KvSet, Role};
+use portolan_ports::{Engine, KeepJob, KvEvent, KvPiece, KvSet, Role};
 use std::sync::Arc;
 
 async fn answer_from(engine: &dyn Engine, prompt: &[u32]) -> Answer {
@@ -111,12 +111,88 @@ async fn received_kv_is_kept_by_dense_models_and_not_by_hybrids() {
 }
 
 #[tokio::test]
+async fn what_one_instance_keeps_another_goes_on_from() {
+    let prompt = prompt(200);
+    let before = &prompt[..199];
+    for name in MODELS {
+        let model = load(name);
+        let holder = start(&model);
+        let (expected, _) = prefill(&holder, prefill_job(before, 0)).await.unwrap();
+        for own in [0, 64] {
+            let taker = start(&model);
+            let mut events = taker.events();
+            if own > 0 {
+                prefill(&taker, prefill_job(&prompt[..own], 0)).await.unwrap();
+                events.recv().await.unwrap();
+            }
+            let has = taker.kept(&key(), before);
+            assert_eq!(has.tokens as usize, own, "{name}");
+            let kept = holder.kept(&key(), before);
+            assert_eq!(kept.tokens, 192, "{name}");
+            // The taker's own attention KV, and of the holder's what lies beyond.
+            let own_pieces = has.pieces.into_iter().filter(|piece| !piece.id.is_empty());
+            let others = kept.pieces.into_iter();
+            let lacking = others.filter(|piece| piece.id.is_empty() || piece.id.tokens.start as usize >= own);
+            let layout = Arc::clone(&taker.describe().layout);
+            let job = KeepJob {
+                key: key(),
+                tokens: prompt[..192].into(),
+                kv: KvSet::assemble(layout, 192, own_pieces.chain(lacking)).unwrap(),
+                about: about(),
+            };
+            assert_eq!(taker.keep(&job), Tokens(192), "{name}");
+            let first = BlockHash::chain(&key(), &prompt)[own / 16];
+            let told = events.recv().await.unwrap();
+            assert!(
+                matches!(told, KvEvent::Stored { blocks, .. } if blocks[0] == first),
+                "{name}"
+            );
+            let (pieces, report) = prefill(&taker, prefill_job(before, 0)).await.unwrap();
+            assert_eq!((report.cached, report.computed), (192, 7), "{name}");
+            assert_eq!(
+                sorted(pieces),
+                sorted(expected.clone()),
+                "{name}, {own} of its own"
+            );
+            assert_eq!(taker.keep(&job), Tokens(192), "{name}: again");
+        }
+    }
+}
+
+#[tokio::test]
+async fn kv_of_another_length_or_model_is_not_kept() {
+    let model = load("tiny-qwen3");
+    let (holder, taker) = (start(&model), start(&model));
+    let tokens = prompt(128);
+    prefill(&holder, prefill_job(&tokens, 0)).await.unwrap();
+    let set =
+        |layout, tokens| KvSet::assemble(layout, tokens, holder.kept(&key(), &prompt(128)).pieces).unwrap();
+    let layout = Arc::clone(&taker.describe().layout);
+    let mut other = layout.as_ref().clone();
+    other.model_version += 1;
+    for (tokens, kv) in [
+        (64, set(Arc::clone(&layout), 128)),
+        (128, set(Arc::new(other), 128)),
+    ] {
+        let job = KeepJob {
+            key: key(),
+            tokens: prompt(tokens).into(),
+            kv,
+            about: about(),
+        };
+        assert_eq!(taker.keep(&job), Tokens(0));
+    }
+    assert_eq!(taker.load().kv_used.0, 0);
+}
+
+#[tokio::test]
 async fn another_tenant_reaches_nothing() {
     let engine = start(&load("tiny-qwen3"));
     let tokens = prompt(128);
     prefill(&engine, prefill_job(&tokens, 0)).await.unwrap();
     let other = portolan_base::TenantKey::derive(&[1; 32], "other", "model", 1);
     assert_eq!(engine.held(&other, &tokens).tokens, 0);
+    assert_eq!(engine.kept(&other, &tokens).tokens, 0);
     assert_eq!(engine.held(&key(), &tokens).tokens, 128);
 }
 

@@ -5,6 +5,7 @@ mod admin;
 mod bad_input;
 mod burst;
 mod cancel;
+mod fetch;
 mod kv;
 mod narrowing;
 mod quotas;

@@ -118,7 +118,7 @@ impl Policy {
 
 /// What the reasons of fallbacks contain, and the word each becomes. The record keeps the reason for people; a test
 /// holds this list to the texts of the errors.
-const REASONS: [(&str, &str); 16] = [
+const REASONS: [(&str, &str); 19] = [
     ("the policy trapped", "trap"),
     ("used up its budget", "out-of-fuel"),
     ("the policy was still running", "timed-out"),
@@ -135,6 +135,9 @@ const REASONS: [(&str, &str); 16] = [
     ("could not serve the order", "refused"),
     ("the engine is full", "full"),
     ("the engine failed", "engine-failed"),
+    ("did not come within", "late"),
+    ("does not let this data come", "residency"),
+    ("no room to keep", "no-room"),
 ];
 
 /// A fallback by stage and kind of reason.

@@ -3,7 +3,7 @@
 use super::*;
 use portolan_base::{RequestId, TenantName};
 use portolan_decide::FleetView;
-use portolan_decide::record::{KvRecord, StageRecord};
+use portolan_decide::record::{FetchRecord, KvRecord, StageRecord};
 use portolan_policy::{PolicyFault, PolicySource, QuestionKind};
 
 fn record() -> PathRecord {
@@ -45,6 +45,16 @@ fn record() -> PathRecord {
             chunks_resent: 2,
             quantised: Some(portolan_base::kv::KvQuant::Int8),
         },
+        fetches: vec![FetchRecord {
+            site: "virginia".into(),
+            instance: "v1".into(),
+            wanted_tokens: 32,
+            tokens: 16,
+            bytes: 2048,
+            took_ms: 1.0,
+            estimated_ms: 1.0,
+            computing_ms: 2.0,
+        }],
         fallbacks: Vec::new(),
         status: "ok".into(),
         error: None,
@@ -66,6 +76,7 @@ fn a_record_is_counted_once_in_every_metric() {
         format!("portolan_completion_tokens_total{work} 7"),
         format!("portolan_cached_tokens_total{work} 32"),
         format!("portolan_kv_moved_bytes_total{work} 4096"),
+        format!("portolan_kv_fetched_tokens_total{work} 16"),
         "portolan_kv_chunks_resent_total 2".to_owned(),
         format!("portolan_kv_quantised_requests_total{work} 1"),
         r#"portolan_policy_calls_total{question="cost",outcome="trap"} 1"#.to_owned(),
@@ -102,10 +113,12 @@ fn words_that_are_in_no_list_make_no_series() {
 
 #[test]
 fn a_fallback_is_named_by_what_failed() {
+    use crate::stage::Unfetched;
+    use portolan_base::Bytes;
     use portolan_ports::{EngineError, TransferError};
     let peer = portolan_base::SiteName::new("virginia").unwrap();
     let detail = || "d".to_owned();
-    let reasons: [(String, &str); 15] = [
+    let reasons: [(String, &str); 18] = [
         (PolicyFault::Trap(detail()).to_string(), "trap"),
         (PolicyFault::OutOfFuel(1).to_string(), "out-of-fuel"),
         (PolicyFault::TimedOut(1).to_string(), "timed-out"),
@@ -143,6 +156,16 @@ fn a_fallback_is_named_by_what_failed() {
             TransferError::Quarantined { peer: peer.clone() }.to_string(),
             "quarantined",
         ),
+        (
+            TransferError::Late {
+                peer: peer.clone(),
+                deadline: Default::default(),
+            }
+            .to_string(),
+            "late",
+        ),
+        (Unfetched::Residency(detail()).to_string(), "residency"),
+        (Unfetched::NoRoom { bytes: Bytes(1) }.to_string(), "no-room"),
         (
             TransferError::Refused {
                 peer,

@@ -108,6 +108,7 @@ fn blank_record(request: &Accepted) -> PathRecord {
         placements: Vec::new(),
         stages: Vec::new(),
         kv: KvRecord::default(),
+        fetches: Vec::new(),
         fallbacks: Vec::new(),
         status: "running".to_owned(),
         error: None,

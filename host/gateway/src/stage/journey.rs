@@ -72,7 +72,7 @@ impl Leg {
 
 /// Why a stage could not do its part.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The client left.
     #[error("the client cancelled the request")]
     Cancelled,
@@ -130,7 +130,7 @@ impl Fault {
                 error: EngineError::Broken(_),
             } => Some(*instance),
             Self::Transfer {
-                error: TransferError::Cancelled | TransferError::Refused { .. },
+                error: TransferError::Cancelled | TransferError::Refused { .. } | TransferError::Late { .. },
                 ..
             } => None,
             Self::Transfer { instance, .. } => Some(*instance),

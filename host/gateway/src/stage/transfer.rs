@@ -4,7 +4,7 @@ use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
 use crate::receive::{Arrival, BrokenOff, receive};
 use portolan_base::{InstanceName, Tokens};
 use portolan_decide::Route;
-use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet};
+use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet, OrderPurpose};
 use std::sync::Arc;
 
 impl Journey {
@@ -41,6 +41,7 @@ impl Journey {
             mut pieces,
             report,
             first_piece,
+            ..
         } = match arrival {
             Ok(arrival) => arrival,
             Err(BrokenOff { error, bytes }) => {
@@ -78,7 +79,8 @@ impl Journey {
         candidate.map_or(0, |c| c.facts.cached_tokens)
     }
 
-    fn order(&self, leg: &Leg, tokens: Arc<[u32]>, held: u32) -> Result<KvOrder, Fault> {
+    /// The order of the prompt's KV to the leg's prefill instance.
+    pub(super) fn order(&self, leg: &Leg, tokens: Arc<[u32]>, held: u32) -> Result<KvOrder, Fault> {
         let instance = InstanceName::new(&leg.names.prefill_instance);
         Ok(KvOrder {
             request: self.id(),
@@ -98,6 +100,7 @@ impl Journey {
                 .exact
                 .fidelity(&self.request.tenant.name, &self.request.tenant.user_class),
             dependencies: Arc::clone(&self.about.dependencies),
+            purpose: OrderPurpose::Serve,
         })
     }
 }

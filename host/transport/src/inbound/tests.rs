@@ -26,6 +26,7 @@ fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<Arrived, Tra
         draw: Default::default(),
         fidelity: Default::default(),
         dependencies: Arc::default(),
+        purpose: Default::default(),
     };
     let ledger = Ledger::open(&Memory::new(ByteCount(1 << 20)), ByteCount(window));
     let (events, arrived) = mpsc::unbounded_channel();
@@ -74,6 +75,23 @@ fn meta(no: u32, layer: u16, tokens: std::ops::Range<u32>, offset: u64, piece_le
         attempt: 0,
         coded: false,
         checksum: u64::from(no),
+    }
+}
+
+#[test]
+fn only_an_order_for_what_is_held_may_bring_less_than_it_asked_for() {
+    use portolan_ports::OrderPurpose::{Fetch, Prewarm, Replica, Serve};
+    let of = |purpose, tokens| {
+        let (mut transfer, _events) = inbound(1000);
+        transfer.order.purpose = purpose;
+        let mut announced = announcement();
+        announced.manifest.tokens = tokens;
+        transfer.manifest(announced).is_ok()
+    };
+    for (purpose, fewer) in [(Serve, false), (Prewarm, false), (Fetch, true), (Replica, true)] {
+        assert!(of(purpose, TOKENS), "{purpose:?}");
+        assert_eq!(of(purpose, TOKENS - 1), fewer, "{purpose:?}");
+        assert!(!of(purpose, TOKENS + 1), "{purpose:?}");
     }
 }
 
@@ -231,7 +249,7 @@ proptest! {
                 buffer.resize(payload as usize, 3);
                 let _ = transfer.fill(&meta, CHUNK, buffer);
             }
-            prop_assert!(transfer.begun <= total + transfer.largest);
+            prop_assert!(transfer.begun <= total);
         }
     }
 }

@@ -256,15 +256,19 @@ async fn an_idle_link_costs_next_to_nothing() {
     let asker = asker(patient, holder.address()).await;
     let mut pull = asker.pull(&site("holder"), order(1, 10)).await.unwrap();
     drain(&mut pull).await.unwrap();
-    let before = cpu_ticks();
     let seconds = 5;
-    tokio::time::sleep(Duration::from_secs(seconds)).await;
-    let ticks = cpu_ticks() - before;
-    println!("{ticks} ticks of 10 ms in {seconds} s, both ends");
-    assert!(
-        ticks <= seconds,
-        "more than a hundredth of a core: {ticks} ticks in {seconds} s"
-    );
+    let mut least = u64::MAX;
+    // The kernel counts whole ticks, and on a busy machine some of its neighbours': an idle link's own show every time.
+    for _ in 0..3 {
+        let before = cpu_ticks();
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        least = least.min(cpu_ticks() - before);
+        println!("at most {least} ticks of 10 ms in {seconds} s, both ends");
+        if least <= seconds {
+            return;
+        }
+    }
+    panic!("more than a hundredth of a core: {least} ticks in {seconds} s");
 }
 
 /// Processor time of this process, in hundredths of a second.
