@@ -2,25 +2,26 @@
 
 mod compression;
 mod kv;
+mod link;
 mod quotas;
+mod site;
 mod trust;
 
 pub use compression::LinkCompression;
 pub use kv::{KvConfig, PublicPrefix, TiersConfig};
+pub use link::{LinkConfig, PathConfig, SimulatedWan};
 pub use quotas::{QuotaConfig, RuntimeQuotas};
+pub use site::{InstanceConfig, SiteConfig, TlsConfig};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
+use link::link_spec;
 use portolan_base::kv::KvWindow;
-use portolan_base::{BitsPerSecond, Bytes, InstanceName, ModelName, Role, SiteName, TenantName};
-use portolan_engine::CacheConfig;
-use portolan_fleet::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
-use portolan_transport::{Egress, LinkPath, PeerLink};
+use portolan_base::{ModelName, TenantName};
+use portolan_fleet::{Topology, TopologyError};
 use serde::Deserialize;
+use site::site_spec;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Everything an operator says about a host.
 #[derive(Clone, Debug, Deserialize)]
@@ -71,127 +72,6 @@ pub struct ModelConfig {
     /// Attention over the latest tokens, and the first ones, only.
     #[serde(default)]
     pub window: Option<KvWindow>,
-}
-
-/// A site.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SiteConfig {
-    /// Its name.
-    pub name: SiteName,
-    /// Its region, free text.
-    #[serde(default)]
-    pub region: String,
-    /// Its jurisdiction.
-    pub jurisdiction: String,
-    /// Where clients connect.
-    pub listen: SocketAddr,
-    /// Where other sites connect for KV; port 0 takes any free one.
-    #[serde(default = "any_port")]
-    pub transport: SocketAddr,
-    /// Certificate, key and authority for KV between sites; none: KV crosses unencrypted.
-    #[serde(default)]
-    pub tls: Option<TlsConfig>,
-    /// Lets KV leave this machine unencrypted.
-    #[serde(default)]
-    pub plaintext: bool,
-    /// Tiers below the instances' own pools.
-    #[serde(default)]
-    pub kv_tiers: TiersConfig,
-    /// Engine instances.
-    pub instances: Vec<InstanceConfig>,
-}
-
-/// PEM files that prove a site's name to the others.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TlsConfig {
-    /// The authority that signed every site's certificate.
-    pub ca: PathBuf,
-    /// The site's certificate.
-    pub certificate: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-}
-
-/// An engine instance.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct InstanceConfig {
-    /// Its name, unique within the site.
-    pub name: InstanceName,
-    /// The model it serves.
-    pub model: ModelName,
-    /// `prefill`, `decode` or `both`.
-    #[serde(default = "both")]
-    pub role: Role,
-    /// Sequences decoded at once.
-    #[serde(default = "eight")]
-    pub decode_slots: u32,
-    /// Memory for KV kept for reuse, in MiB.
-    #[serde(default = "default_pool")]
-    pub kv_pool_mib: u64,
-    /// A hybrid model's state is kept after every so many blocks of 64 tokens.
-    #[serde(default = "every_512_tokens")]
-    pub kv_snapshot_blocks: NonZeroU32,
-    /// Price of a thousand computed tokens, in millionths of the operator's unit.
-    #[serde(default)]
-    pub price_micros_per_kilotoken: u32,
-}
-
-/// A link.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkConfig {
-    /// Where KV comes from.
-    pub from: SiteName,
-    /// Where it goes.
-    pub to: SiteName,
-    /// What the link can carry, in Mbit/s.
-    pub capacity_mbps: u64,
-    /// Round-trip time until the first measurement, in ms.
-    #[serde(default)]
-    pub rtt_ms: u64,
-    /// Price of a GiB, in millionths of the operator's unit.
-    #[serde(default)]
-    pub price_micros_per_gib: u32,
-    /// Most of it that KV may take, in Mbit/s; the rest is for requests.
-    #[serde(default)]
-    pub budget_mbps: Option<u64>,
-    /// TCP connections; none: as capacity and round trip ask for.
-    #[serde(default)]
-    pub lanes: Option<u16>,
-    /// How KV is made smaller on it.
-    #[serde(default)]
-    pub compression: LinkCompression,
-    /// Ways to the site KV comes from; none: where it listens.
-    #[serde(default)]
-    pub paths: Vec<PathConfig>,
-    /// Makes the real sockets behave like a wide-area link, for demos and drills.
-    #[serde(default)]
-    pub simulate: Option<SimulatedWan>,
-}
-
-/// One way to a site.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PathConfig {
-    /// Where the site listens for KV.
-    pub to: SocketAddr,
-    /// The local address to leave from.
-    #[serde(default)]
-    pub from: Option<IpAddr>,
-}
-
-/// A wide-area link put in front of real sockets.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SimulatedWan {
-    /// Delay in each direction, in ms.
-    pub one_way_delay_ms: u64,
-    /// What the link really carries, in Mbit/s; none: as fast as the machine.
-    #[serde(default)]
-    pub rate_mbps: Option<u64>,
 }
 
 /// A tenant.
@@ -443,72 +323,6 @@ impl Config {
     }
 }
 
-impl LinkConfig {
-    /// What the site that KV comes from lets out over the link.
-    pub fn egress(&self) -> Egress {
-        Egress {
-            budget: self.budget_mbps.map(megabits),
-            compression: Some(self.compression.into()),
-        }
-    }
-
-    /// How the site that KV goes to reaches the other, which listens at `address`.
-    pub fn way(&self, address: SocketAddr) -> PeerLink {
-        let listed = self.paths.iter().map(|path| LinkPath {
-            to: path.to,
-            from: path.from,
-        });
-        let mut paths: Vec<_> = listed.collect();
-        if paths.is_empty() {
-            paths.push(address.into());
-        }
-        PeerLink {
-            paths,
-            capacity: Some(megabits(self.capacity_mbps)),
-            rtt: Duration::from_millis(self.rtt_ms),
-            lanes: self.lanes,
-            quantised: self.compression.quant(),
-        }
-    }
-}
-
-fn megabits(mbps: u64) -> BitsPerSecond {
-    BitsPerSecond(mbps.saturating_mul(1_000_000))
-}
-
-impl InstanceConfig {
-    /// Memory for KV kept for reuse.
-    pub fn pool(&self) -> Bytes {
-        Bytes(self.kv_pool_mib << 20)
-    }
-}
-
-fn site_spec(site: &SiteConfig) -> SiteSpec {
-    let instance = |i: &InstanceConfig| InstanceSpec {
-        name: i.name.clone(),
-        model: i.model.clone(),
-        role: i.role,
-        decode_slots: i.decode_slots,
-        price_micros_per_kilotoken: i.price_micros_per_kilotoken,
-    };
-    SiteSpec {
-        name: site.name.clone(),
-        region: site.region.clone(),
-        jurisdiction: site.jurisdiction.clone(),
-        instances: site.instances.iter().map(instance).collect(),
-    }
-}
-
-fn link_spec(link: &LinkConfig) -> LinkSpec {
-    LinkSpec {
-        from: link.from.clone(),
-        to: link.to.clone(),
-        capacity: megabits(link.capacity_mbps),
-        rtt: Duration::from_millis(link.rtt_ms),
-        price_micros_per_gib: link.price_micros_per_gib,
-    }
-}
-
 fn default_classes() -> Vec<String> {
     vec!["standard".to_owned()]
 }
@@ -517,30 +331,11 @@ fn one() -> u64 {
     1
 }
 
-fn eight() -> u32 {
-    8
-}
-
-/// 256 MiB hold some 5,000 tokens of a small model's KV in 32-bit floats.
-fn default_pool() -> u64 {
-    256
-}
-
-fn every_512_tokens() -> NonZeroU32 {
-    CacheConfig::default().snapshot_blocks
-}
-
-fn both() -> Role {
-    Role::Both
-}
-
-fn any_port() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use portolan_base::BitsPerSecond;
+    use std::net::SocketAddr;
 
     const GOOD: &str = "
 data_dir: data

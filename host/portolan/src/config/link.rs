@@ -1,0 +1,108 @@
+//! Links between sites, and the paths they take.
+
+use super::LinkCompression;
+use portolan_base::{BitsPerSecond, SiteName};
+use portolan_fleet::LinkSpec;
+use portolan_transport::{Egress, LinkPath, PeerLink};
+use serde::Deserialize;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// A link.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkConfig {
+    /// Where KV comes from.
+    pub from: SiteName,
+    /// Where it goes.
+    pub to: SiteName,
+    /// What the link can carry, in Mbit/s.
+    pub capacity_mbps: u64,
+    /// Round-trip time until the first measurement, in ms.
+    #[serde(default)]
+    pub rtt_ms: u64,
+    /// Price of a GiB, in millionths of the operator's unit.
+    #[serde(default)]
+    pub price_micros_per_gib: u32,
+    /// Most of it that KV may take, in Mbit/s; the rest is for requests.
+    #[serde(default)]
+    pub budget_mbps: Option<u64>,
+    /// TCP connections; none: as capacity and round trip ask for.
+    #[serde(default)]
+    pub lanes: Option<u16>,
+    /// How KV is made smaller on it.
+    #[serde(default)]
+    pub compression: LinkCompression,
+    /// Ways to the site KV comes from; none: where it listens.
+    #[serde(default)]
+    pub paths: Vec<PathConfig>,
+    /// Makes the real sockets behave like a wide-area link, for demos and drills.
+    #[serde(default)]
+    pub simulate: Option<SimulatedWan>,
+}
+
+/// One way to a site.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathConfig {
+    /// Where the site listens for KV.
+    pub to: SocketAddr,
+    /// The local address to leave from.
+    #[serde(default)]
+    pub from: Option<IpAddr>,
+}
+
+/// A wide-area link put in front of real sockets.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimulatedWan {
+    /// Delay in each direction, in ms.
+    pub one_way_delay_ms: u64,
+    /// What the link really carries, in Mbit/s; none: as fast as the machine.
+    #[serde(default)]
+    pub rate_mbps: Option<u64>,
+}
+
+impl LinkConfig {
+    /// What the site that KV comes from lets out over the link.
+    pub fn egress(&self) -> Egress {
+        Egress {
+            budget: self.budget_mbps.map(megabits),
+            compression: Some(self.compression.into()),
+        }
+    }
+
+    /// How the site that KV goes to reaches the other, which listens at `address`.
+    pub fn way(&self, address: SocketAddr) -> PeerLink {
+        let listed = self.paths.iter().map(|path| LinkPath {
+            to: path.to,
+            from: path.from,
+        });
+        let mut paths: Vec<_> = listed.collect();
+        if paths.is_empty() {
+            paths.push(address.into());
+        }
+        PeerLink {
+            paths,
+            capacity: Some(megabits(self.capacity_mbps)),
+            rtt: Duration::from_millis(self.rtt_ms),
+            lanes: self.lanes,
+            quantised: self.compression.quant(),
+        }
+    }
+}
+
+/// What the fleet knows of a link.
+pub(super) fn link_spec(link: &LinkConfig) -> LinkSpec {
+    LinkSpec {
+        from: link.from.clone(),
+        to: link.to.clone(),
+        capacity: megabits(link.capacity_mbps),
+        rtt: Duration::from_millis(link.rtt_ms),
+        price_micros_per_gib: link.price_micros_per_gib,
+    }
+}
+
+fn megabits(mbps: u64) -> BitsPerSecond {
+    BitsPerSecond(mbps.saturating_mul(1_000_000))
+}
