@@ -8,8 +8,12 @@ use std::time::Duration;
 pub struct BreakerConfig {
     /// Consecutive failures that open it. Three: one is chance, two may be one incident seen twice.
     pub failures: u32,
-    /// How long it stays open before work is let through again.
+    /// How long it stays open at first. Doubles with every trial that fails.
     pub cooldown: Duration,
+    /// The longest it stays open.
+    pub longest: Duration,
+    /// How long a trial may be under way before another one may begin: its outcome may never be told.
+    pub trial: Duration,
 }
 
 impl Default for BreakerConfig {
@@ -17,12 +21,14 @@ impl Default for BreakerConfig {
         Self {
             failures: 3,
             cooldown: Duration::from_secs(5),
+            longest: Duration::from_secs(60),
+            trial: Duration::from_secs(10),
         }
     }
 }
 
-/// Counts consecutive failures; open for a cool-down from the last of them. Once that is over a single failure opens it
-/// again, a single success closes it.
+/// Counts consecutive failures; open for a cool-down from the last of them, then half open: one piece of work is let
+/// through, and its outcome closes the breaker or opens it for twice as long.
 ///
 /// Being full (429, 503) and the client's own errors are no failures: do not report them.
 #[derive(Clone, Debug)]
@@ -34,7 +40,8 @@ pub struct Breaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Closed { failures: u32 },
-    Open { until: Moment },
+    Open { until: Moment, cooldown: Duration },
+    Trial { until: Moment, cooldown: Duration },
 }
 
 impl Breaker {
@@ -46,11 +53,23 @@ impl Breaker {
         }
     }
 
-    /// Whether work may be sent.
+    /// Whether work may be sent: a closed breaker takes all of it, a half open one takes one piece.
     pub fn is_ready(&self, now: Moment) -> bool {
         match self.state {
             State::Closed { .. } => true,
-            State::Open { until } => now >= until,
+            State::Open { until, .. } | State::Trial { until, .. } => now >= until,
+        }
+    }
+
+    /// Work is being sent. For a half open breaker it is the trial.
+    pub fn begins(&mut self, now: Moment) {
+        if let State::Open { until, cooldown } | State::Trial { until, cooldown } = self.state
+            && now >= until
+        {
+            self.state = State::Trial {
+                until: now + self.config.trial,
+                cooldown,
+            };
         }
     }
 
@@ -61,13 +80,23 @@ impl Breaker {
 
     /// Work failed.
     pub fn failed(&mut self, now: Moment) {
+        let open = |cooldown| State::Open {
+            until: now + cooldown,
+            cooldown,
+        };
         self.state = match self.state {
             State::Closed { failures } if failures + 1 < self.config.failures => State::Closed {
                 failures: failures + 1,
             },
-            State::Closed { .. } | State::Open { .. } => State::Open {
-                until: now + self.config.cooldown,
+            State::Closed { .. } => open(self.config.cooldown),
+            // What began before it opened fails late: that is the same incident.
+            State::Open { until, cooldown } if now < until => State::Open {
+                until: until.max(now + cooldown),
+                cooldown,
             },
+            State::Open { cooldown, .. } | State::Trial { cooldown, .. } => {
+                open((cooldown * 2).min(self.config.longest))
+            }
         };
     }
 }
@@ -78,28 +107,74 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    #[test]
-    fn opens_after_three_and_asks_again_after_the_cooldown() {
-        let mut breaker = Breaker::new(BreakerConfig {
+    fn breaker() -> Breaker {
+        Breaker::new(BreakerConfig {
             failures: 3,
             cooldown: SECOND,
-        });
-        let start = Moment(0);
+            longest: SECOND * 3,
+            trial: SECOND * 10,
+        })
+    }
+
+    fn opened(at: Moment) -> Breaker {
+        let mut breaker = breaker();
+        (0..3).for_each(|_| breaker.failed(at));
+        breaker
+    }
+
+    #[test]
+    fn opens_after_three_and_a_success_starts_the_count_again() {
+        let (mut breaker, start) = (breaker(), Moment(0));
         for _ in 0..2 {
             breaker.failed(start);
             assert!(breaker.is_ready(start));
         }
+        breaker.succeeded();
+        breaker.failed(start);
+        breaker.failed(start);
+        assert!(breaker.is_ready(start));
         breaker.failed(start);
         assert!(!breaker.is_ready(start + SECOND / 2));
+    }
+
+    #[test]
+    fn one_piece_of_work_tries_it_and_closes_it_or_opens_it_for_twice_as_long() {
+        let start = Moment(0);
+        let mut breaker = opened(start);
         let later = start + SECOND;
         assert!(breaker.is_ready(later));
-        breaker.failed(later);
+        breaker.begins(later);
         assert!(
-            !breaker.is_ready(later + SECOND / 2),
-            "one failure is enough to open it again"
+            !breaker.is_ready(later),
+            "the second piece waits for the first one's end"
         );
-        breaker.succeeded();
         breaker.failed(later);
-        assert!(breaker.is_ready(later), "a success starts the count again");
+        assert!(!breaker.is_ready(later + SECOND));
+        assert!(breaker.is_ready(later + SECOND * 2));
+        breaker.begins(later + SECOND * 2);
+        breaker.failed(later + SECOND * 2);
+        assert!(
+            breaker.is_ready(later + SECOND * 5),
+            "four seconds are cut to three"
+        );
+        breaker.begins(later + SECOND * 5);
+        breaker.succeeded();
+        assert!(breaker.is_ready(later + SECOND * 5));
+    }
+
+    #[test]
+    fn a_trial_nobody_hears_of_again_makes_room_for_another() {
+        let mut breaker = opened(Moment(0));
+        let trial = Moment(0) + SECOND;
+        breaker.begins(trial);
+        assert!(!breaker.is_ready(trial + SECOND * 9));
+        assert!(breaker.is_ready(trial + SECOND * 10));
+    }
+
+    #[test]
+    fn late_failures_of_one_incident_do_not_double_the_cooldown() {
+        let mut breaker = opened(Moment(0));
+        (0..9).for_each(|_| breaker.failed(Moment(0) + SECOND / 2));
+        assert!(breaker.is_ready(Moment(0) + SECOND * 3 / 2));
     }
 }

@@ -1,5 +1,6 @@
 //! What is known about sites, instances and links at the moment of a decision.
 
+use crate::standing::Standing;
 use portolan_base::{BitsPerSecond, InstanceName, Permille, Role, SiteName, Tokens};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -35,8 +36,8 @@ pub struct InstanceView {
     pub model: u32,
     /// What it is for.
     pub role: Role,
-    /// Whether it may be given work: alive, not draining, its breaker closed.
-    pub ready: bool,
+    /// Whether it may be given work.
+    pub standing: Standing,
     /// Requests waiting for prefill.
     pub prefill_queued_requests: u32,
     /// Prompt tokens waiting for prefill.

@@ -15,7 +15,10 @@
 //! | [`residency`] | which sites are allowed |
 //! | [`order`] | from a router's scores to an order of routes |
 //! | [`plan`] | the decision itself |
+//! | [`standing`] | whether an instance may be given work, and its way back |
 //! | [`breaker`] | when an instance or link is left alone for a while |
+//! | [`timeouts`] | how long a stage may take before the next route is tried |
+//! | [`retry`] | how much a site may try again |
 //! | [`rollout`] | who gets a new version, and when it goes |
 //! | [`shadow`] | what a version on trial would have decided |
 //! | [`record`] | the path record: why each request went where it went |
@@ -29,21 +32,27 @@ pub mod plan;
 pub mod record;
 pub mod request;
 pub mod residency;
+pub mod retry;
 pub mod rollout;
 pub mod route;
 pub mod shadow;
+pub mod standing;
 pub mod table;
+pub mod timeouts;
 
 pub use breaker::{Breaker, BreakerConfig};
 pub use fetch::{FetchInput, FetchPlan};
 pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
 pub use record::{
-    CandidateRecord, DecisionRecord, Fallback, FetchRecord, KvRecord, PathRecord, PolicyRecord, RouteRecord,
-    ShadowRecord, StageRecord,
+    CandidateRecord, DecisionRecord, Fallback, FetchRecord, KvRecord, LeftOut, PathRecord, PolicyRecord,
+    RouteRecord, ShadowRecord, StageRecord,
 };
 pub use request::{PrefillMode, RequestFacts, RequestKind};
 pub use residency::Placements;
+pub use retry::{RetryBudget, RetryConfig};
 pub use rollout::{Budget, BudgetMeter, Draw, Percent, Spent, TrialStage};
 pub use route::{Candidates, KvSize, MAX_ROUTES, Route};
+pub use standing::{Comeback, Standing};
 pub use table::{PolicyTable, RequestPolicies, Trial};
+pub use timeouts::Timeouts;

@@ -1,12 +1,13 @@
 //! The decision: which routes, in which order, and why.
 
 use crate::ask::{Asker, MAX_DEFER_MS};
-use crate::fleet::{FleetView, InstanceIndex};
+use crate::fleet::{FleetView, InstanceIndex, InstanceView};
 use crate::order::order_by_score;
-use crate::record::{CandidateRecord, DecisionRecord, RouteRecord};
+use crate::record::{CandidateRecord, DecisionRecord, LeftOut, RouteRecord};
 use crate::request::RequestFacts;
 use crate::residency::Placements;
 use crate::route::{Candidates, KvSize, Route};
+use crate::standing::Standing;
 use crate::table::RequestPolicies;
 use portolan_base::Clock;
 use portolan_policy::builtin::{self, Cost, Routing};
@@ -107,6 +108,7 @@ impl Desk<'_> {
             .zip(&all.rows)
             .map(|(r, row)| self.candidate(*r, row))
             .collect();
+        self.record.left_out = self.left_out(&all);
         if all.routes.is_empty() {
             return Decision::Refuse(Refusal::NoInstance(self.why_empty()));
         }
@@ -256,13 +258,44 @@ impl Desk<'_> {
         }
     }
 
+    /// Instances of the model that are in no candidate because of their standing or their link.
+    fn left_out(&self, all: &Candidates) -> Vec<LeftOut> {
+        let DecideInput { request, fleet, .. } = *self.input;
+        let unreachable = |site| {
+            fleet
+                .links
+                .get(&(site, request.origin))
+                .is_some_and(|link| !link.up)
+        };
+        let reason = |instance: &InstanceView| match instance.standing {
+            Standing::Ready if unreachable(instance.site) => Some("its link is down".to_owned()),
+            Standing::Ready => None,
+            standing => Some(standing.to_string()),
+        };
+        let used = |index| all.routes.iter().any(|r| r.prefill == index || r.decode == index);
+        fleet
+            .indexed()
+            .filter(|(_, instance)| instance.model == request.model)
+            .filter_map(|(index, instance)| reason(instance).map(|reason| (index, reason)))
+            .filter(|(index, _)| !used(*index))
+            .map(|(index, reason)| {
+                let (site, instance) = instance_names(fleet, index);
+                LeftOut {
+                    site,
+                    instance,
+                    reason,
+                }
+            })
+            .collect()
+    }
+
     fn why_empty(&self) -> String {
         let DecideInput { request, fleet, .. } = *self.input;
         let of_model = || fleet.instances.iter().filter(|i| i.model == request.model);
-        let here = |i: &&crate::fleet::InstanceView| i.site == request.origin && i.role.decodes();
+        let here = |i: &&InstanceView| i.site == request.origin && i.role.decodes();
         match (
             of_model().count(),
-            of_model().filter(here).filter(|i| i.ready).count(),
+            of_model().filter(here).filter(|i| i.standing.is_ready()).count(),
         ) {
             (0, _) => "no site has one for this model".to_owned(),
             (_, 0) => "none that can decode is ready at the site the request came in".to_owned(),

@@ -65,6 +65,17 @@ pub struct CandidateRecord {
     pub excluded: Option<String>,
 }
 
+/// An instance that could have served and was not looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Where it is.
+    pub site: String,
+    /// Which.
+    pub instance: String,
+    /// Why.
+    pub reason: String,
+}
+
 /// A route by names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteRecord {
@@ -98,6 +109,8 @@ pub struct DecisionRecord {
     pub request: RequestRow,
     /// Every route looked at.
     pub candidates: Vec<CandidateRecord>,
+    /// Instances of the model that were not looked at.
+    pub left_out: Vec<LeftOut>,
     /// Every policy call.
     pub policies: Vec<PolicyRecord>,
     /// Placement of each site, by name, as the intersection of all residency answers.
@@ -193,6 +206,9 @@ pub struct PathRecord {
     pub labels: BTreeMap<String, String>,
     /// Every route looked at.
     pub candidates: Vec<CandidateRecord>,
+    /// Instances of the model that were not looked at, and why: broken, silent, draining, coming back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
     /// Every policy call.
     pub policies: Vec<PolicyRecord>,
     /// Every version that was asked without being obeyed. Written shortly after the request was settled.

@@ -2,6 +2,7 @@
 
 use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView};
 use crate::request::{PrefillMode, RequestFacts};
+use crate::standing::Standing;
 pub use portolan_base::kv::KvSize;
 use portolan_base::{BitsPerSecond, Bytes, Permille, Tokens};
 use portolan_policy::{RouteMatrix, RouteRow};
@@ -55,22 +56,58 @@ impl Candidates {
     /// entries are 0. At most [`MAX_ROUTES`] are returned, the best few of each pair of sites by the host's own
     /// estimate.
     pub fn enumerate(request: &RequestFacts, fleet: &FleetView, kv: KvSize, held: &[u32]) -> Self {
-        let survey = Survey {
+        let survey = |coming_back| Survey {
             request,
             fleet,
             kv,
             held,
+            coming_back,
         };
+        let some = survey(ComingBack::TakeTheirShare).routes();
+        // One that is coming back is better than none.
+        if some.routes.is_empty()
+            && fleet
+                .instances
+                .iter()
+                .any(|i| matches!(i.standing, Standing::Returning(_)))
+        {
+            return survey(ComingBack::TakeAll).routes();
+        }
+        some
+    }
+}
+
+struct Survey<'a> {
+    request: &'a RequestFacts,
+    fleet: &'a FleetView,
+    kv: KvSize,
+    held: &'a [u32],
+    coming_back: ComingBack,
+}
+
+/// How much is given to instances that were out until a short while ago.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ComingBack {
+    TakeTheirShare,
+    TakeAll,
+}
+
+impl Survey<'_> {
+    fn routes(&self) -> Candidates {
+        let (survey, fleet) = (self, self.fleet);
         let mut found: Vec<(u64, Route, RouteRow)> = Vec::new();
-        for (decode, decoder) in fleet.indexed().filter(|(_, i)| survey.can_decode(i)) {
-            for (prefill, prefiller) in fleet.indexed().filter(|(_, i)| survey.can_prefill(i, decoder)) {
+        for (decode, decoder) in fleet.indexed().filter(|(n, i)| survey.can_decode(*n, i)) {
+            for (prefill, prefiller) in fleet
+                .indexed()
+                .filter(|(n, i)| survey.can_prefill(*n, i, decoder))
+            {
                 let route = Route { prefill, decode };
                 let row = survey.row(route, prefiller, decoder);
                 found.push((rough_us(&row), route, row));
             }
         }
         found.sort_by_key(|(cost, route, _)| (*cost, route.prefill, route.decode));
-        let mut kept = Self::default();
+        let mut kept = Candidates::default();
         for (_, route, row) in found {
             let same_pair =
                 |r: &&RouteRow| r.prefill_site == row.prefill_site && r.decode_site == row.decode_site;
@@ -83,24 +120,22 @@ impl Candidates {
         }
         kept
     }
-}
 
-struct Survey<'a> {
-    request: &'a RequestFacts,
-    fleet: &'a FleetView,
-    kv: KvSize,
-    held: &'a [u32],
-}
+    fn takes(&self, index: InstanceIndex, instance: &InstanceView) -> bool {
+        match self.coming_back {
+            ComingBack::TakeTheirShare => instance.standing.takes(self.request.seed, index.0),
+            ComingBack::TakeAll => instance.standing.is_ready(),
+        }
+    }
 
-impl Survey<'_> {
-    fn can_decode(&self, instance: &InstanceView) -> bool {
-        instance.ready
-            && instance.role.decodes()
+    fn can_decode(&self, index: InstanceIndex, instance: &InstanceView) -> bool {
+        instance.role.decodes()
+            && self.takes(index, instance)
             && instance.model == self.request.model
             && instance.site == self.request.origin
     }
 
-    fn can_prefill(&self, instance: &InstanceView, decoder: &InstanceView) -> bool {
+    fn can_prefill(&self, index: InstanceIndex, instance: &InstanceView, decoder: &InstanceView) -> bool {
         let local = instance.site == decoder.site;
         let wanted = match self.request.prefill_mode {
             PrefillMode::LocalOnly => local,
@@ -110,7 +145,7 @@ impl Survey<'_> {
         let reachable = local || self.link(instance, decoder).is_some_and(|link| link.up);
         wanted
             && reachable
-            && instance.ready
+            && self.takes(index, instance)
             && instance.role.prefills()
             && instance.model == self.request.model
     }

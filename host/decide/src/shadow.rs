@@ -242,6 +242,7 @@ mod tests {
             request: RequestRow::default(),
             labels: Default::default(),
             candidates: vec![candidate("near", 100, 0), denied, candidate("far", 900, 1)],
+            left_out: Vec::new(),
             policies: Vec::new(),
             shadows: Vec::new(),
             placements: vec![
@@ -289,9 +290,9 @@ mod tests {
             }
             says(QuestionKind::Cost, Ok(Answer::Cost(matrix.cells)))
         };
-        assert_eq!(differs(&costs([7, 9])), None);
+        assert_eq!(differs(&costs([7_000, 9_000])), None);
         let far = "cheapest: prefill at far/i, decode at home/i";
-        assert_eq!(differs(&costs([9, 7])).as_deref(), Some(far));
+        assert_eq!(differs(&costs([9_000, 7_000])).as_deref(), Some(far));
     }
 
     #[test]

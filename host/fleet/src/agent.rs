@@ -69,6 +69,7 @@ impl Agent {
                     site: self.site.clone(),
                     instance: instance.clone(),
                     load: engine.load(),
+                    standing: self.chart.own_standing(instance),
                     at: self.clock.now(),
                 }));
             }
@@ -125,7 +126,7 @@ impl Ear {
         loop {
             match messages.recv().await {
                 Ok(BusMessage::Load(report)) => {
-                    self.chart.heard_load(&report.site, &report.instance, report.load);
+                    self.chart.heard_load(&report);
                 }
                 Ok(BusMessage::Prefixes(told)) => self.heard(&told),
                 Ok(BusMessage::SnapshotWanted(request)) if request.of == self.site => {

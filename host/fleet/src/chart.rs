@@ -1,22 +1,25 @@
 //! What one site knows about all of them.
 
+mod known;
+
 use crate::link::{CONGESTION_MARK, LinkMonitor};
 use crate::prefixes::{Prefixes, Telling};
 use crate::threshold::break_even;
 use crate::topology::Topology;
+use known::{Known, count};
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
 use portolan_base::{BlockHash, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, SiteName, Tokens};
 use portolan_decide::{
-    Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex, SiteView,
+    Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, Route, SiteIndex, SiteView,
+    Standing,
 };
 use portolan_policy::NameTables;
-use portolan_ports::{Claim, Engine, EngineLoad, Fleet, InstanceOutcome, LinkReading, OnTheWay};
+use portolan_ports::{
+    Claim, Engine, Fleet, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Service,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Load reports older than this are taken for an instance that is gone: ten missed reports.
-const LOAD_EXPIRES: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// What one site knows. Reads take short locks; nothing here waits.
 pub struct Chart {
@@ -24,28 +27,17 @@ pub struct Chart {
     here: SiteIndex,
     clock: Arc<dyn Clock>,
     names: Arc<NameTables>,
-    instances: Vec<Arc<Known>>,
-    links: BTreeMap<SiteIndex, Mutex<LinkMonitor>>,
+    instances: Vec<Known>,
+    links: BTreeMap<SiteIndex, Mutex<Arriving>>,
     prefixes: Prefixes,
     /// Size of the KV of the site's model, for the offload threshold.
     kv: KvSize,
 }
 
-/// What is known of one instance.
-struct Known {
-    site: SiteIndex,
-    name: InstanceName,
-    breaker: Mutex<Breaker>,
-    load: Mutex<Reported>,
-    on_the_way: Arc<OnTheWay>,
-    /// Present for this site's own: its load is read, not reported.
-    engine: Option<Arc<dyn Engine>>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Reported {
-    load: EngineLoad,
-    at: Option<portolan_base::Moment>,
+/// A link to this site.
+struct Arriving {
+    monitor: LinkMonitor,
+    breaker: Breaker,
 }
 
 impl Chart {
@@ -58,14 +50,8 @@ impl Chart {
         telling: &Telling,
     ) -> Self {
         let known = |(site, spec): (SiteIndex, &crate::InstanceSpec)| {
-            Arc::new(Known {
-                site,
-                name: spec.name.clone(),
-                breaker: Mutex::new(Breaker::new(BreakerConfig::default())),
-                load: Mutex::default(),
-                on_the_way: Arc::default(),
-                engine: (site == here).then(|| engines.get(&spec.name).cloned()).flatten(),
-            })
+            let engine = (site == here).then(|| engines.get(&spec.name).cloned()).flatten();
+            Known::new(site, spec.name.clone(), engine)
         };
         let instances: Vec<_> = topology.instances().map(known).collect();
         let arriving = topology
@@ -74,8 +60,13 @@ impl Chart {
             .filter(|l| topology.site_index(&l.to) == Some(here));
         let links = arriving
             .filter_map(|l| {
-                let monitor = Mutex::new(LinkMonitor::new(l.capacity, l.rtt));
-                topology.site_index(&l.from).map(|from| (from, monitor))
+                let arriving = Arriving {
+                    monitor: LinkMonitor::new(l.capacity, l.rtt),
+                    breaker: Breaker::new(BreakerConfig::default()),
+                };
+                topology
+                    .site_index(&l.from)
+                    .map(|from| (from, Mutex::new(arriving)))
             })
             .collect();
         let names = Arc::new(topology.names().clone());
@@ -104,14 +95,29 @@ impl Chart {
             .map(|site| &site.name)
     }
 
-    /// Takes a load report of another site's instance.
-    pub fn heard_load(&self, site: &SiteName, instance: &InstanceName, load: EngineLoad) {
-        if let Some(number) = self.number_of(site, instance) {
-            *self.instances[number as usize].load.lock() = Reported {
-                load,
-                at: Some(self.clock.now()),
-            };
+    /// Takes a load report of another site's instance, with what that site thinks of it.
+    pub fn heard_load(&self, report: &InstanceLoadReport) {
+        if let Some(number) = self.number_of(&report.site, &report.instance) {
+            self.instances[number as usize].heard(report.load, report.standing, self.clock.now());
         }
+    }
+
+    /// An instance of this site as its own load report tells it.
+    pub fn own_standing(&self, instance: &InstanceName) -> Standing {
+        self.own(instance)
+            .map_or(Standing::Silent, |known| known.look(self.clock.now()).1)
+    }
+
+    /// Says that an instance of this site is being warmed up, or that it is warm.
+    pub fn set_warming_up(&self, instance: &InstanceName, warming_up: bool) {
+        if let Some(known) = self.own(instance) {
+            known.set_warming_up(warming_up);
+        }
+    }
+
+    fn own(&self, instance: &InstanceName) -> Option<&Known> {
+        let mut own = self.instances.iter().filter(|known| known.site == self.here);
+        own.find(|known| known.name == *instance)
     }
 
     /// Who holds which prefix.
@@ -135,30 +141,19 @@ impl Chart {
             .site_index(peer)
             .and_then(|index| self.links.get(&index));
         if let Some(link) = link {
-            link.lock().observe(self.clock.now(), reading);
+            link.lock().monitor.observe(self.clock.now(), reading);
         }
     }
 
     fn instance_view(&self, spec: &crate::InstanceSpec, known: &Known) -> InstanceView {
-        let now = self.clock.now();
-        let (load, alive) = match &known.engine {
-            Some(engine) => (engine.load(), true),
-            None => {
-                let Reported { mut load, at } = *known.load.lock();
-                let (requests, tokens) = known.on_the_way.read();
-                load.prefill_queued_requests = load.prefill_queued_requests.saturating_add(requests);
-                load.prefill_queued_tokens = load.prefill_queued_tokens.saturating_add(tokens.0);
-                // Without a report nothing is known of its speed, and a speed of zero would win every comparison.
-                (load, at.is_some_and(|at| now.since(at) < LOAD_EXPIRES))
-            }
-        };
+        let (load, standing) = known.look(self.clock.now());
         let model = self.names.models.iter().position(|m| m == spec.model.as_str());
         InstanceView {
             name: spec.name.clone(),
             site: known.site,
             model: model.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX),
             role: spec.role,
-            ready: alive && known.breaker.lock().is_ready(now),
+            standing,
             prefill_queued_requests: load.prefill_queued_requests,
             prefill_queued_tokens: load.prefill_queued_tokens,
             decode_running: load.decode_running,
@@ -179,10 +174,12 @@ impl Chart {
                     && self.topology.site_index(&l.to) == Some(self.here)
             })
         };
-        let view = |(&from, monitor): (&SiteIndex, &Mutex<LinkMonitor>)| {
-            let (spec, monitor) = (spec_of(from)?, monitor.lock());
+        let now = self.clock.now();
+        let view = |(&from, arriving): (&SiteIndex, &Mutex<Arriving>)| {
+            let (spec, arriving) = (spec_of(from)?, arriving.lock());
+            let monitor = &arriving.monitor;
             let link = LinkView {
-                up: monitor.is_up(),
+                up: monitor.is_up() && arriving.breaker.is_ready(now),
                 rtt: monitor.rtt(),
                 capacity: spec.capacity,
                 busy: monitor.busy(),
@@ -248,15 +245,35 @@ impl Fleet for Chart {
             .claim(tokens)
     }
 
-    fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome) {
-        let Some(known) = self.instances.get(instance.0 as usize) else {
-            return;
-        };
-        let mut breaker = known.breaker.lock();
-        match outcome {
-            InstanceOutcome::Served => breaker.succeeded(),
-            InstanceOutcome::Failed => breaker.failed(self.clock.now()),
+    fn begins(&self, route: Route) {
+        let now = self.clock.now();
+        let at = |index: InstanceIndex| self.instances.get(index.0 as usize);
+        for known in [at(route.prefill), at(route.decode)].into_iter().flatten() {
+            known.begins(now);
         }
+        let from = at(route.prefill).and_then(|known| self.links.get(&known.site));
+        if let Some(link) = from {
+            link.lock().breaker.begins(now);
+        }
+    }
+
+    fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome) {
+        if let Some(known) = self.instances.get(instance.0 as usize) {
+            known.outcome(outcome, self.clock.now());
+        }
+    }
+
+    fn link_outcome(&self, from: SiteIndex, outcome: InstanceOutcome) {
+        if let Some(link) = self.links.get(&from) {
+            count(&mut link.lock().breaker, outcome, self.clock.now());
+        }
+    }
+
+    fn set_service(&self, instance: &InstanceName, service: Service) -> Result<(), NoSuchInstance> {
+        let known = self.own(instance);
+        known
+            .map(|known| known.set_service(service))
+            .ok_or_else(|| NoSuchInstance(instance.clone()))
     }
 }
 

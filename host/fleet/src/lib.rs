@@ -10,6 +10,7 @@ pub mod link;
 pub mod prefixes;
 pub mod threshold;
 pub mod topology;
+pub mod warm_up;
 
 pub use agent::Agent;
 pub use bus::EmbeddedBus;

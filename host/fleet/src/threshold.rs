@@ -47,8 +47,9 @@ pub fn break_even(fleet: &FleetView, here: SiteIndex, kv: KvSize) -> Tokens {
 
 /// The instance of a site that would begin soonest: its speed and what waits before it.
 fn best(fleet: &FleetView, site: SiteIndex) -> Option<(PrefillProfile, Duration)> {
-    let able =
-        |i: &&InstanceView| i.site == site && i.ready && i.role.prefills() && i.prefill_ns_per_token > 0;
+    let able = |i: &&InstanceView| {
+        i.site == site && i.standing.is_ready() && i.role.prefills() && i.prefill_ns_per_token > 0
+    };
     let wait = |i: &InstanceView| u64::from(i.prefill_queued_tokens).saturating_mul(i.prefill_ns_per_token);
     let instance = fleet
         .instances
@@ -68,7 +69,7 @@ fn best(fleet: &FleetView, site: SiteIndex) -> Option<(PrefillProfile, Duration)
 mod tests {
     use super::*;
     use portolan_base::{BitsPerSecond, Bytes, InstanceName, Role, SiteName};
-    use portolan_decide::{LinkView, SiteView};
+    use portolan_decide::{LinkView, SiteView, Standing};
     use std::collections::BTreeMap;
 
     const HERE: SiteIndex = SiteIndex(0);
@@ -84,7 +85,7 @@ mod tests {
             site,
             model: 0,
             role: Role::Both,
-            ready: true,
+            standing: Standing::Ready,
             prefill_queued_requests: 0,
             prefill_queued_tokens: queued,
             decode_running: 0,

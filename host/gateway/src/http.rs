@@ -9,6 +9,7 @@
 //! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
 //! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
 //! | `/v1/portolan/fleet`, `/v1/portolan/audit`, `/v1/portolan/kv/quarantine` | the operator | `inspect.rs` |
+//! | `/v1/portolan/instances/{name}/drain`, `…/resume` | the operator | `instances.rs` |
 //! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
@@ -19,6 +20,7 @@ pub mod errors;
 mod events;
 mod inference;
 mod inspect;
+mod instances;
 mod kv;
 mod listen;
 mod models;
@@ -64,6 +66,8 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
         .route("/v1/portolan/tenants/{tenant}/usage", get(usage::usage))
         .route("/v1/portolan/usage", get(usage::all))
+        .route("/v1/portolan/instances/{name}/drain", post(instances::drain))
+        .route("/v1/portolan/instances/{name}/resume", post(instances::resume))
         .route("/v1/portolan/kv/stats", get(kv::stats))
         .route("/v1/portolan/kv/blocks", get(kv::blocks))
         .route("/v1/portolan/kv/blocks/{id}", get(kv::block))

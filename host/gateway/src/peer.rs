@@ -4,13 +4,13 @@ use crate::site::Site;
 use crate::stage::jurisdiction;
 use async_trait::async_trait;
 use portolan_base::kv::KvManifest;
-use portolan_base::{SiteName, TenantKey};
+use portolan_base::{InstanceName, SiteName, TenantKey};
 use portolan_decide::ask::Asker;
-use portolan_decide::{Placements, SiteIndex};
+use portolan_decide::{InstanceIndex, Placements, SiteIndex};
 use portolan_policy::{Placement, Purpose, Subject};
 use portolan_ports::{
-    Cancel, Engine, EngineError, KvOrder, KvPiece, KvSource, OrderPurpose, PieceSink, PrefillJob,
-    PrefillReport, Retention,
+    Cancel, Engine, EngineError, InstanceOutcome, KvOrder, KvPiece, KvSource, OrderPurpose, PieceSink,
+    PrefillJob, PrefillReport, Retention,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -57,9 +57,19 @@ impl KvSource for PeerService {
         if !order.purpose.computes() {
             return stream_kept(engine.as_ref(), &key, &order, sink);
         }
-        stream_prefill(engine.as_ref(), key, order, sink)
-            .await
-            .map_err(|error| error.to_string())
+        let instance = own_index(&site, &order.instance);
+        let outcome = stream_prefill(engine.as_ref(), key, order, sink).await;
+        // The other site hears of this instance's state from its load reports: it cannot tell a broken engine from a
+        // refusal.
+        let counted = match &outcome {
+            Ok(_) => Some(InstanceOutcome::Served),
+            Err(EngineError::Broken(_)) => Some(InstanceOutcome::Failed),
+            Err(_) => None,
+        };
+        if let Some((instance, counted)) = instance.zip(counted) {
+            site.parts.fleet.outcome(instance, counted);
+        }
+        outcome.map_err(|error| error.to_string())
     }
 }
 
@@ -140,6 +150,12 @@ async fn forward(mut pieces: mpsc::UnboundedReceiver<KvPiece>, mut sink: Box<dyn
             return;
         }
     }
+}
+
+fn own_index(site: &Site, name: &InstanceName) -> Option<InstanceIndex> {
+    let view = site.parts.fleet.view();
+    let mut own = view.indexed().filter(|(_, i)| i.site == site.parts.index);
+    own.find(|(_, i)| i.name == *name).map(|(index, _)| index)
 }
 
 fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {

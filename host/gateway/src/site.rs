@@ -11,13 +11,13 @@ use crate::public::PublicPrefixes;
 use crate::records::RecordLog;
 use crate::rollout;
 use crate::stage;
+use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
 use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
-use portolan_decide::SiteIndex;
+use portolan_decide::{RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{Engine, EngineDescription, Fidelity, Fleet, PolicyStore, TextModel, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A model this site can take requests for.
 #[derive(Clone)]
@@ -48,8 +48,6 @@ pub struct Limits {
     /// Longest request body in bytes. 2 MiB hold a prompt of 128k tokens, as text (0.5 MB) or as ids (0.9 MB), twice
     /// over.
     pub body_bytes: usize,
-    /// Longest a decode instance may take for the first token, and between two.
-    pub decode_stall: Duration,
     /// Path records kept in memory.
     pub records: usize,
 }
@@ -60,7 +58,6 @@ impl Default for Limits {
             in_flight: 512,
             tenant_in_flight: 256,
             body_bytes: 2 << 20,
-            decode_stall: Duration::from_secs(30),
             records: 10_000,
         }
     }
@@ -94,6 +91,10 @@ pub struct SiteParts {
     pub public: Arc<PublicPrefixes>,
     /// Limits.
     pub limits: Limits,
+    /// How long a stage may take.
+    pub timeouts: Timeouts,
+    /// How much may be tried again.
+    pub retries: RetryConfig,
     /// Whose KV never comes quantised.
     pub exact: ExactKv,
 }
@@ -122,6 +123,8 @@ impl ExactKv {
 pub struct Site {
     /// What it is made of.
     pub parts: SiteParts,
+    /// Second tries that are left.
+    pub retries: Mutex<RetryBudget>,
     /// Recent requests.
     pub records: RecordLog,
     /// How much each tenant's requests produce.
@@ -145,6 +148,7 @@ impl Site {
     pub fn new(parts: SiteParts) -> Arc<Self> {
         let limits = parts.limits;
         Arc::new(Self {
+            retries: Mutex::new(RetryBudget::new(parts.retries)),
             parts,
             records: RecordLog::new(limits.records),
             outputs: OutputMeans::default(),

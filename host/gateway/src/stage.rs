@@ -22,7 +22,9 @@ pub(crate) use decide::jurisdiction;
 #[cfg(test)]
 pub(crate) use fetch::Unfetched;
 use journey::{Fault, Journey};
+use portolan_decide::{InstanceView, Route};
 use portolan_ports::Cancel;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
@@ -82,17 +84,23 @@ impl Journey {
         &mut self,
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
-        let held = self.locate();
-        let routes = self.decide(&held).await?;
+        let mut held = self.locate();
+        let mut routes = VecDeque::from(self.decide(&held).await?);
         let mut failures = Vec::new();
-        let mut routes = routes.into_iter().peekable();
-        while let Some(route) = routes.next() {
-            match self.attempt(route, &held, started).await {
+        while let Some(route) = routes.pop_front() {
+            match self
+                .attempt(route, routes.make_contiguous(), &held, started)
+                .await
+            {
                 Ok(()) => return Ok(()),
                 Err(fault) if started.is_none() || !fault.may_try_elsewhere() => return Err(fault),
                 Err(fault) => {
-                    self.note_route_failure(route, routes.peek().copied(), &fault);
+                    self.without(&fault, &mut routes);
+                    self.note_route_failure(route, routes.front().copied(), &fault);
+                    self.keep_within_budget(&mut routes);
                     failures.push(fault);
+                    // What the failed attempt computed is found where it was computed, and need not be computed again.
+                    held = self.held();
                 }
             }
         }
@@ -103,16 +111,40 @@ impl Journey {
 
     async fn attempt(
         &mut self,
-        route: portolan_decide::Route,
+        route: Route,
+        rest: &[Route],
         holders: &[u32],
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
-        let leg = self.leg(route)?;
+        let leg = self.leg(route, rest)?;
+        self.site.parts.fleet.begins(route);
         let held = self.fetch(&leg, holders).await;
         let kv = match leg.is_remote() {
             false => self.prefill(&leg, held).await?,
             true => self.transfer(&leg, held).await?,
         };
         self.decode(&leg, kv, started).await
+    }
+
+    /// Puts the routes that use what just failed behind those that do not.
+    fn without(&self, fault: &Fault, routes: &mut VecDeque<Route>) {
+        let uses = |route: &Route| {
+            let failed = fault.failed_instance();
+            Some(route.prefill) == failed || Some(route.decode) == failed
+        };
+        routes.make_contiguous().sort_by_key(uses);
+    }
+
+    /// Where the budget of second tries is spent, one try at this site is all that is left: the last resort adds no load
+    /// anywhere else.
+    fn keep_within_budget(&mut self, routes: &mut VecDeque<Route>) {
+        if routes.is_empty() || self.site.retries.lock().take(self.now()) {
+            return;
+        }
+        let here = self.site.parts.index;
+        let site = |instance| self.fleet.instance(instance).map(|i: &InstanceView| i.site);
+        routes.retain(|route| site(route.prefill) == Some(here));
+        routes.truncate(1);
+        self.note_spent_budget(routes.front().copied());
     }
 }

@@ -6,6 +6,7 @@ mod bench;
 mod compile_worker;
 mod demo;
 mod generate;
+mod instance;
 mod kv;
 mod logging;
 mod output;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
 pub use bench::{BenchCommand, Compress, TransportArgs};
+pub use instance::InstanceCommand;
 pub use kv::{EstimateArgs, KvCommand, QualityArgs};
 pub use output::Failure;
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
@@ -70,6 +72,9 @@ pub enum Command {
         #[command(flatten)]
         server: ServerArgs,
     },
+    /// Take an instance out of service, and back.
+    #[command(subcommand)]
+    Instance(InstanceCommand),
     /// Look at requests that were served.
     #[command(subcommand)]
     Request(RequestCommand),
@@ -339,6 +344,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Policy(command) => policy::run(command, json),
         Command::Tenant(command) => usage::tenant(command, json),
         Command::Fleet { server } => usage::fleet(&server, json),
+        Command::Instance(command) => instance::run(&command, json),
         Command::Request(RequestCommand::List(args)) => usage::requests(&args, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Bench(command) => bench::run(&command, json),

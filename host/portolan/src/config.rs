@@ -3,6 +3,7 @@
 mod compression;
 mod kv;
 mod link;
+mod patience;
 mod quotas;
 mod site;
 mod trust;
@@ -10,6 +11,7 @@ mod trust;
 pub use compression::LinkCompression;
 pub use kv::{KvConfig, PublicPrefix, TiersConfig};
 pub use link::{LinkConfig, PathConfig, SimulatedWan};
+pub use patience::{RetriesConfig, TimeoutsConfig};
 pub use quotas::{QuotaConfig, RuntimeQuotas};
 pub use site::{InstanceConfig, SiteConfig, TlsConfig};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
@@ -40,6 +42,12 @@ pub struct Config {
     /// Rules for KV kept for reuse.
     #[serde(default)]
     pub kv: KvConfig,
+    /// How long stages may take.
+    #[serde(default)]
+    pub timeouts: TimeoutsConfig,
+    /// How much may be tried again.
+    #[serde(default)]
+    pub retries: RetriesConfig,
     /// User classes, the lowest first.
     #[serde(default = "default_classes")]
     pub user_classes: Vec<String>,
@@ -214,6 +222,7 @@ impl Config {
         self.check_tenants(&topology)?;
         self.check_trust()?;
         self.check_kv()?;
+        self.check_patience()?;
         self.check_quotas()
     }
 

@@ -96,7 +96,7 @@ impl Host {
             connect(link, &sites, &mut proxies).await?;
         }
         for site in &mut sites {
-            site.open(&shared)?;
+            site.open(&shared).await?;
         }
         parts::finish_restoring(&desk, restored.pending)?;
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
@@ -158,7 +158,7 @@ impl Host {
             connect(link, &self.sites, &mut self.proxies).await?;
         }
         match self.sites.last_mut() {
-            Some(site) => site.open(&self.shared),
+            Some(site) => site.open(&self.shared).await,
             None => Ok(()),
         }
     }

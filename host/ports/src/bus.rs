@@ -2,6 +2,7 @@
 
 use crate::EngineLoad;
 use portolan_base::{InstanceName, Moment, SiteName};
+use portolan_decide::Standing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::broadcast;
@@ -15,6 +16,9 @@ pub struct InstanceLoadReport {
     pub instance: InstanceName,
     /// How loaded.
     pub load: EngineLoad,
+    /// What its own site thinks of it.
+    #[serde(default)]
+    pub standing: Standing,
     /// When it was measured.
     pub at: Moment,
 }

@@ -15,7 +15,7 @@ use portolan_base::{BlockHash, CachePart, RequestId, TenantKey, Tokens};
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 /// How often a hanging decode looks whether it is still wanted.
 const HANG_POLL: Duration = Duration::from_millis(1);
@@ -30,6 +30,8 @@ pub enum EngineFault {
     FailPrefill(EngineError),
     /// Prefills go on until they are cancelled.
     HangPrefill,
+    /// Prefills begin after this time.
+    SlowPrefill(Duration),
     /// Prefills send pieces of which one byte is wrong.
     DamageKv,
     /// Decodes fail after this many tokens.
@@ -210,6 +212,14 @@ impl Engine for FakeEngine {
                 };
                 job.cancel.cancelled().await;
                 return Err(EngineError::Cancelled);
+            }
+            Some(EngineFault::SlowPrefill(time)) => {
+                let (over, slept) = oneshot::channel();
+                std::thread::spawn(move || {
+                    std::thread::sleep(time);
+                    let _ = over.send(());
+                });
+                drop(slept.await);
             }
             _ => {}
         }

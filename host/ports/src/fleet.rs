@@ -1,19 +1,33 @@
 //! KNOWS the sites: what a decision is made from.
 
-use portolan_base::{BlockHash, ModelName, Tokens};
-use portolan_decide::{FleetView, InstanceIndex};
+use portolan_base::{BlockHash, InstanceName, ModelName, Tokens};
+use portolan_decide::{FleetView, InstanceIndex, Route, SiteIndex};
 use portolan_policy::NameTables;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How work on an instance ended, for its breaker. Being full and the client's own errors are neither.
+/// How work on an instance or over a link ended, for its breaker. Being full and the client's own errors are neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceOutcome {
     /// It did what was asked.
     Served,
-    /// It, or the link to it, failed.
+    /// It failed, or took longer than it may.
     Failed,
 }
+
+/// Whether an instance is given work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// It is.
+    Open,
+    /// It finishes what it has and is given nothing more: on its way out, or to be worked on.
+    Draining,
+}
+
+/// An instance that a site does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this site has no instance {0}")]
+pub struct NoSuchInstance(pub InstanceName);
 
 /// Work on its way to an instance of another site, which that instance's load reports do not show yet: without it a
 /// burst of requests would all choose the instance that looked idle half a second ago.
@@ -75,8 +89,20 @@ pub trait Fleet: Send + Sync {
     /// Says that a request is on its way to an instance, with so many tokens to compute there.
     fn claim(&self, instance: InstanceIndex, tokens: Tokens) -> Claim;
 
+    /// Says that a request takes this route: where a breaker is half open, it is the trial.
+    fn begins(&self, route: Route);
+
     /// Reports how work on an instance ended.
     fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome);
+
+    /// Reports how the link from a site to this one did.
+    fn link_outcome(&self, from: SiteIndex, outcome: InstanceOutcome);
+
+    /// Opens an instance of this site for work, or closes it. Other sites hear of it with its next load report.
+    ///
+    /// # Errors
+    /// When this site has no such instance.
+    fn set_service(&self, instance: &InstanceName, service: Service) -> Result<(), NoSuchInstance>;
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The fake beside [`Fleet`]: a picture that stands still until a test changes it.
 
-use crate::{Claim, Fleet, InstanceOutcome, OnTheWay};
-use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, ModelName, Tokens};
-use portolan_decide::{FleetView, InstanceIndex};
+use crate::{Claim, Fleet, InstanceOutcome, NoSuchInstance, OnTheWay, Service};
+use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Tokens};
+use portolan_decide::{FleetView, InstanceIndex, Route, SiteIndex, Standing};
 use portolan_policy::NameTables;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +19,7 @@ struct State {
     held: Vec<u32>,
     predicted: Vec<(InstanceIndex, Vec<BlockHash>)>,
     outcomes: Vec<(InstanceIndex, InstanceOutcome)>,
+    link_outcomes: Vec<(SiteIndex, InstanceOutcome)>,
 }
 
 impl FakeFleet {
@@ -30,6 +31,7 @@ impl FakeFleet {
             held,
             predicted: Vec::new(),
             outcomes: Vec::new(),
+            link_outcomes: Vec::new(),
         };
         Self {
             names: Arc::new(names),
@@ -55,6 +57,11 @@ impl FakeFleet {
     /// Everything that was reported, oldest first.
     pub fn outcomes(&self) -> Vec<(InstanceIndex, InstanceOutcome)> {
         self.state().outcomes.clone()
+    }
+
+    /// Everything that was reported of links, by the site they come from, oldest first.
+    pub fn link_outcomes(&self) -> Vec<(SiteIndex, InstanceOutcome)> {
+        self.state().link_outcomes.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -92,7 +99,26 @@ impl Fleet for FakeFleet {
         Arc::<OnTheWay>::default().claim(tokens)
     }
 
+    fn begins(&self, _route: Route) {}
+
     fn outcome(&self, instance: InstanceIndex, outcome: InstanceOutcome) {
         self.state().outcomes.push((instance, outcome));
+    }
+
+    fn link_outcome(&self, from: SiteIndex, outcome: InstanceOutcome) {
+        self.state().link_outcomes.push((from, outcome));
+    }
+
+    fn set_service(&self, instance: &InstanceName, service: Service) -> Result<(), NoSuchInstance> {
+        let mut state = self.state();
+        let mut view = (*state.view).clone();
+        let found = view.instances.iter_mut().find(|i| i.name == *instance);
+        let found = found.ok_or_else(|| NoSuchInstance(instance.clone()))?;
+        found.standing = match service {
+            Service::Open => Standing::Ready,
+            Service::Draining => Standing::Draining,
+        };
+        state.view = Arc::new(view);
+        Ok(())
     }
 }

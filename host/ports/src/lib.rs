@@ -9,6 +9,7 @@ pub mod fleet_fake;
 pub mod kvset;
 pub mod loader;
 pub mod loader_fake;
+pub mod operation;
 pub mod proposal;
 pub mod quota;
 pub mod sample;
@@ -30,13 +31,14 @@ pub use engine::{
     KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
-pub use fleet::{Claim, Fleet, InstanceOutcome, OnTheWay};
+pub use fleet::{Claim, Fleet, InstanceOutcome, NoSuchInstance, OnTheWay, Service};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use loader::{
     Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Reuse, Scope, Severity,
 };
 pub use loader_fake::FakeLoader;
+pub use operation::{Operation, OperationKind};
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
 pub use sample::{Reading, Sample};

@@ -1,6 +1,7 @@
 //! REMEMBERS: policies, bindings, tenants, keys, audit. What a call acknowledged survives `kill -9`.
 
 use crate::Reuse;
+use crate::operation::Operation;
 use crate::{ProposalRecord, Scope, UploadTurn, VersionSignature};
 use bytes::Bytes;
 use portolan_base::{Moment, OperatorName, TenantName};
@@ -587,6 +588,9 @@ pub trait PolicyStore: Send + Sync {
 
     /// How many uploads of a tenant were counted in the hour before `at`.
     fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError>;
+
+    /// Writes what an operator does to a running host into the audit log. On disk when this returns.
+    fn note(&self, operation: Operation) -> Result<(), StoreError>;
 
     /// The newest lines of the audit log, newest first.
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError>;

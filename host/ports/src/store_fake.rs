@@ -2,9 +2,9 @@
 //! model that the real store is compared with.
 
 use crate::{
-    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, Removal,
-    RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow, VersionRecord,
-    VersionSignature,
+    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore, ProposalRecord,
+    Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow,
+    VersionRecord, VersionSignature,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -30,6 +30,8 @@ pub enum StoreCall {
     PutRollout,
     /// [`PolicyStore::put_proposal`].
     PutProposal,
+    /// [`PolicyStore::note`].
+    Note,
 }
 
 /// A [`PolicyStore`] that forgets everything when it is dropped.
@@ -471,6 +473,20 @@ impl PolicyStore for MemoryStore {
             .uploads
             .get(tenant)
             .map_or(0, |window| window.used(at)))
+    }
+
+    fn note(&self, operation: Operation) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.refuse_if_failing(StoreCall::Note)?;
+        state.note(Deed {
+            at: operation.at,
+            actor: &operation.actor,
+            action: operation.kind.action(),
+            subject: operation.subject,
+            reason: &operation.reason,
+            change: None,
+        });
+        Ok(())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {

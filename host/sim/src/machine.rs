@@ -112,7 +112,7 @@ impl Machine {
             site: self.config.site,
             model: 0,
             role: self.config.role,
-            ready: true,
+            standing: portolan_decide::Standing::Ready,
             prefill_queued_requests: self.assigned_requests,
             prefill_queued_tokens: u32::try_from(self.assigned_tokens).unwrap_or(u32::MAX),
             decode_running: sequences,

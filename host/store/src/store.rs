@@ -13,9 +13,9 @@ use parking_lot::RwLock;
 use portolan_base::{Moment, Random, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, PolicyStore, ProposalRecord, Removal,
-    RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow, VersionRecord,
-    VersionSignature,
+    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore, ProposalRecord,
+    Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow,
+    VersionRecord, VersionSignature,
 };
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
@@ -513,6 +513,18 @@ impl PolicyStore for SledStore {
     fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError> {
         let window: Option<UploadWindow> = self.ledger.get(Table::Uploads, tenant_key(tenant))?;
         Ok(window.map_or(0, |window| window.used(at)))
+    }
+
+    fn note(&self, operation: Operation) -> Result<(), StoreError> {
+        let mut turn = self.ledger.turn();
+        let deed = Deed {
+            at: operation.at,
+            actor: operation.actor,
+            action: operation.kind.action(),
+            subject: operation.subject,
+            reason: operation.reason,
+        };
+        self.ledger.commit(&mut turn, deed, Vec::new())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {

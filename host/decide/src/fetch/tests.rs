@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fleet::{LinkFigures, LinkView, SiteView};
+use crate::standing::Standing;
 use portolan_base::{BitsPerSecond, InstanceName, Permille, Role, SiteName};
 
 const PARIS: SiteIndex = SiteIndex(0);
@@ -19,7 +20,7 @@ fn instance(name: &str, site: SiteIndex) -> InstanceView {
         site,
         model: 0,
         role: Role::Both,
-        ready: true,
+        standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,
         decode_running: 0,
@@ -193,7 +194,7 @@ fn who_may_not_cannot_or_need_not_is_not_asked() {
         change(&mut fleet);
         from(&fleet)
     };
-    assert_eq!(changed(&|f| f.instances[2].ready = false), Some(3));
+    assert_eq!(changed(&|f| f.instances[2].standing = Standing::Broken), Some(3));
     assert_eq!(changed(&|f| f.instances[2].model = 1), Some(3));
     assert_eq!(
         changed(&|f| f.links.retain(|(from, _), _| *from != VIRGINIA)),

@@ -94,7 +94,7 @@ fn instance(name: &str, site: SiteIndex, ns_per_token: u64) -> InstanceView {
         site,
         model: 0,
         role: Role::Both,
-        ready: true,
+        standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,
         decode_running: 0,
@@ -432,12 +432,12 @@ fn what_is_not_ready_or_reachable_is_no_candidate() {
         [H1]
     );
     let mut tripped = fleet();
-    tripped.instances[1].ready = false;
+    tripped.instances[1].standing = Standing::Broken;
     assert_eq!(
         prefills(&run(&request(), &tripped, &RequestPolicies::default()).0),
         [H1]
     );
-    tripped.instances[0].ready = false;
+    tripped.instances[0].standing = Standing::Broken;
     let none = run(&request(), &tripped, &RequestPolicies::default()).0;
     assert!(matches!(none, Decision::Refuse(Refusal::NoInstance(_))));
     let other = RequestFacts {
@@ -448,6 +448,47 @@ fn what_is_not_ready_or_reachable_is_no_candidate() {
     assert!(
         matches!(&unknown, Decision::Refuse(Refusal::NoInstance(why)) if why.contains("no site")),
         "{unknown:?}"
+    );
+}
+
+#[test]
+fn who_was_left_out_is_told_with_the_reason() {
+    let mut trouble = fleet();
+    trouble.instances[1].standing = Standing::Draining;
+    trouble.instances.push(instance("h2", HOME, 1_000_000));
+    trouble.instances.push(instance("a2", ABROAD, 100_000));
+    trouble.instances[2].standing = Standing::Broken;
+    trouble.links.values_mut().for_each(|link| link.up = false);
+    let (_, record) = run(&request(), &trouble, &RequestPolicies::default());
+    let told: Vec<_> = record
+        .left_out
+        .iter()
+        .map(|left| (&*left.site, &*left.instance, &*left.reason))
+        .collect();
+    let expected = [
+        ("abroad", "a1", "draining"),
+        ("home", "h2", "failed too often in a row"),
+        ("abroad", "a2", "its link is down"),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn one_that_comes_back_takes_its_share_and_all_when_there_is_no_other() {
+    let tenth = Standing::Returning(Permille(100));
+    let mut back = fleet();
+    back.instances[1].standing = tenth;
+    let first = |seed: u64, fleet: &FleetView| {
+        let request = RequestFacts { seed, ..request() };
+        prefills(&run(&request, fleet, &RequestPolicies::default()).0)[0]
+    };
+    let abroad = (0..1000).filter(|seed| first(*seed, &back) == A1).count();
+    assert!((60..140).contains(&abroad), "{abroad}");
+    back.instances[0].standing = tenth;
+    let none = (0..1000).filter(|seed| first(*seed, &back) == H1).count();
+    assert!(
+        none < 140,
+        "nobody else decodes at home, so all may be used: {none}"
     );
 }
 

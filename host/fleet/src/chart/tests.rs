@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{InstanceSpec, LinkSpec, SiteSpec};
-use portolan_base::{BitsPerSecond, CachePart, Moment, Role, TenantKey};
-use portolan_ports::KvEvent;
+use portolan_base::{BitsPerSecond, CachePart, Moment, Permille, Role, TenantKey};
+use portolan_ports::{EngineLoad, KvEvent};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -50,11 +50,17 @@ fn chart(clock: Arc<TestClock>) -> Chart {
     Chart::new(topology, SiteIndex(0), &BTreeMap::new(), clock, &telling)
 }
 
-fn load() -> EngineLoad {
-    EngineLoad {
-        prefill_ns_per_token: 1000,
-        prefill_queued_tokens: 10,
-        ..EngineLoad::default()
+fn report(standing: Standing) -> InstanceLoadReport {
+    InstanceLoadReport {
+        site: name("there"),
+        instance: instance(),
+        load: EngineLoad {
+            prefill_ns_per_token: 1000,
+            prefill_queued_tokens: 10,
+            ..EngineLoad::default()
+        },
+        standing,
+        at: Moment(0),
     }
 }
 
@@ -62,27 +68,98 @@ fn load() -> EngineLoad {
 fn an_instance_is_ready_while_it_reports_and_its_breaker_is_closed() {
     let clock = Arc::new(TestClock::default());
     let chart = chart(Arc::clone(&clock));
-    let ready = || chart.view().instances[1].ready;
+    let ready = || chart.view().instances[1].standing.is_ready();
     assert!(!ready(), "nothing is known of it");
-    chart.heard_load(&name("there"), &instance(), load());
+    chart.heard_load(&report(Standing::Ready));
     assert!(ready());
     for _ in 0..3 {
         chart.outcome(InstanceIndex(1), InstanceOutcome::Failed);
     }
     assert!(!ready(), "its breaker is open");
     clock.0.fetch_add(5_000_000, Ordering::Relaxed);
-    chart.heard_load(&name("there"), &instance(), load());
+    chart.heard_load(&report(Standing::Ready));
     assert!(ready(), "the cool-down is over");
     clock
         .0
-        .fetch_add(LOAD_EXPIRES.as_micros() as u64, Ordering::Relaxed);
+        .fetch_add(known::LOAD_EXPIRES.as_micros() as u64, Ordering::Relaxed);
     assert!(!ready(), "it has stopped reporting");
+}
+
+#[test]
+fn what_its_own_site_says_of_an_instance_holds_here_too() {
+    let chart = chart(Arc::default());
+    for standing in [Standing::Draining, Standing::WarmingUp, Standing::Broken] {
+        chart.heard_load(&report(standing));
+        assert_eq!(chart.view().instances[1].standing, standing);
+    }
+}
+
+#[test]
+fn one_that_was_away_begins_with_a_tenth_and_has_all_after_ten_seconds() {
+    let clock = Arc::new(TestClock::default());
+    let chart = chart(Arc::clone(&clock));
+    let standing = || chart.view().instances[1].standing;
+    let later = |seconds: u64| {
+        clock.0.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
+        chart.heard_load(&report(Standing::Ready));
+        standing()
+    };
+    assert_eq!(later(1), Standing::Ready, "the first start is no comeback");
+    clock.0.fetch_add(6_000_000, Ordering::Relaxed);
+    assert_eq!(standing(), Standing::Silent);
+    assert_eq!(later(1), Standing::Returning(Permille(100)));
+    assert_eq!(later(5), Standing::Returning(Permille(550)));
+    assert_eq!(later(5), Standing::Ready);
+}
+
+#[test]
+fn a_half_open_breaker_lets_one_request_through() {
+    let clock = Arc::new(TestClock::default());
+    let chart = chart(Arc::clone(&clock));
+    chart.heard_load(&report(Standing::Ready));
+    let ready = || chart.view().instances[1].standing.is_ready();
+    (0..3).for_each(|_| chart.outcome(InstanceIndex(1), InstanceOutcome::Failed));
+    assert!(!ready());
+    clock.0.fetch_add(5_000_000, Ordering::Relaxed);
+    chart.heard_load(&report(Standing::Ready));
+    assert!(ready());
+    let route = Route {
+        prefill: InstanceIndex(1),
+        decode: InstanceIndex(0),
+    };
+    chart.begins(route);
+    assert!(!ready(), "the trial is under way");
+    chart.outcome(InstanceIndex(1), InstanceOutcome::Served);
+    assert!(ready());
+}
+
+#[test]
+fn a_link_that_fails_is_left_alone_and_its_instances_are_not_blamed() {
+    let clock = Arc::new(TestClock::default());
+    let chart = chart(Arc::clone(&clock));
+    chart.heard_load(&report(Standing::Ready));
+    let up = || chart.view().links[&(SiteIndex(1), SiteIndex(0))].up;
+    (0..3).for_each(|_| chart.link_outcome(SiteIndex(1), InstanceOutcome::Failed));
+    assert!(!up());
+    assert_eq!(chart.view().instances[1].standing, Standing::Ready);
+    clock.0.fetch_add(5_000_000, Ordering::Relaxed);
+    assert!(up(), "half open");
+    chart.link_outcome(SiteIndex(1), InstanceOutcome::Served);
+    assert!(up());
+}
+
+#[test]
+fn draining_is_for_this_sites_own() {
+    let chart = chart(Arc::default());
+    let stranger = InstanceName::new("x9").unwrap();
+    let refused = chart.set_service(&stranger, Service::Draining).unwrap_err();
+    assert_eq!(refused.to_string(), "this site has no instance x9");
 }
 
 #[test]
 fn work_on_its_way_counts_before_it_is_reported() {
     let chart = chart(Arc::default());
-    chart.heard_load(&name("there"), &instance(), load());
+    chart.heard_load(&report(Standing::Ready));
     let queued = || chart.view().instances[1].prefill_queued_tokens;
     let claim = chart.claim(InstanceIndex(1), Tokens(100));
     assert_eq!(queued(), 110);

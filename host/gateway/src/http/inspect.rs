@@ -204,6 +204,8 @@ struct InstanceBody {
     model: String,
     role: portolan_ports::Role,
     ready: bool,
+    /// `ready`, `returning`, `warming_up`, `draining`, `broken` or `silent`.
+    standing: &'static str,
     prefill_queued_requests: u32,
     prefill_queued_tokens: u32,
     decode_running: u32,
@@ -279,7 +281,8 @@ fn instance_body(instance: &InstanceView, view: &FleetView, names: &NameTables) 
         site: site_name(view, instance.site),
         model: named(&names.models, instance.model),
         role: instance.role,
-        ready: instance.ready,
+        ready: instance.standing.is_ready(),
+        standing: instance.standing.as_str(),
         prefill_queued_requests: instance.prefill_queued_requests,
         prefill_queued_tokens: instance.prefill_queued_tokens,
         decode_running: instance.decode_running,

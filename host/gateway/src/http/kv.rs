@@ -5,7 +5,7 @@ mod place;
 pub(super) use place::samples;
 
 use super::models::List;
-use super::{auth, errors};
+use super::{auth, errors, instances};
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use axum::Json;
@@ -17,6 +17,7 @@ use place::{BlockBody, PlaceBody, caches, card_body, each_place, word};
 use portolan_base::{BlockId, Dependency, Scope, TenantName};
 use portolan_kv::Selector;
 use portolan_kv::tier::Tiers;
+use portolan_ports::OperationKind;
 use serde::{Deserialize, Serialize};
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -149,10 +150,12 @@ pub(super) async fn evict(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Json<EvictedBody>, RequestError> {
-    auth::operator(&site, &headers)?;
+    let actor = auth::operator(&site, &headers)?.actor();
     let body: EvictBody = serde_json::from_slice(&body)
         .map_err(|error| RequestError::bad_field("body", format!("the order cannot be read: {error}")))?;
     let what = selector(body)?;
+    let subject = subject(&what, &site);
+    instances::note(&site, actor, OperationKind::Evict, subject, String::new()).await?;
     let evicted = tokio::task::spawn_blocking(move || {
         let mut done: Vec<&Tiers> = Vec::new();
         let mut evicted = 0;
@@ -167,6 +170,17 @@ pub(super) async fn evict(
     });
     let evicted = evicted.await.map_err(|error| broken(&error))?;
     Ok(Json(EvictedBody { evicted }))
+}
+
+/// What is forgotten, for the audit log.
+fn subject(what: &Selector, site: &Site) -> String {
+    let what = match what {
+        Selector::Scope(scope) => format!("the KV of {scope}"),
+        Selector::Block(id) => format!("block {}", hex::encode(id.0)),
+        Selector::Outdated { by, .. } => format!("KV that depends on {} {}", by.kind, by.name),
+        Selector::All => "all KV".to_owned(),
+    };
+    format!("{what} at {}", site.parts.name)
 }
 
 fn selector(body: EvictBody) -> Result<Selector, RequestError> {

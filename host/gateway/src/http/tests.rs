@@ -8,6 +8,7 @@ mod cancel;
 mod fetch;
 mod kv;
 mod narrowing;
+mod patience;
 mod quotas;
 mod records;
 mod shapes;

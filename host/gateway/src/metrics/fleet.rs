@@ -61,7 +61,7 @@ impl FleetGauges {
         let mut whole = |name, help, gauge: &Whole<Instance>| registry.register(name, help, gauge.clone());
         whole(
             "instance_ready",
-            "1 when the instance reports and its breaker is closed",
+            "1 when the instance may be given work: it reports, is warm, is not draining, and its breaker is closed",
             &gauges.ready,
         );
         whole(
@@ -165,7 +165,9 @@ impl FleetGauges {
                 .map_or_else(String::new, |s| s.name.to_string()),
             instance: instance.name.to_string(),
         };
-        self.ready.get_or_create(&labels).set(i64::from(instance.ready));
+        self.ready
+            .get_or_create(&labels)
+            .set(i64::from(instance.standing.is_ready()));
         self.queued_requests
             .get_or_create(&labels)
             .set(i64::from(instance.prefill_queued_requests));

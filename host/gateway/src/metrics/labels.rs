@@ -118,7 +118,7 @@ impl Policy {
 
 /// What the reasons of fallbacks contain, and the word each becomes. The record keeps the reason for people; a test
 /// holds this list to the texts of the errors.
-const REASONS: [(&str, &str); 19] = [
+const REASONS: [(&str, &str); 21] = [
     ("the policy trapped", "trap"),
     ("used up its budget", "out-of-fuel"),
     ("the policy was still running", "timed-out"),
@@ -138,6 +138,8 @@ const REASONS: [(&str, &str); 19] = [
     ("did not come within", "late"),
     ("does not let this data come", "residency"),
     ("no room to keep", "no-room"),
+    ("took longer than", "slow"),
+    ("the retry budget is spent", "retry-budget"),
 ];
 
 /// A fallback by stage and kind of reason.

@@ -20,6 +20,7 @@ fn record() -> PathRecord {
         request: Default::default(),
         labels: Default::default(),
         candidates: Vec::new(),
+        left_out: Vec::new(),
         policies: vec![portolan_decide::PolicyRecord {
             question: QuestionKind::Cost,
             name: "ttft".into(),

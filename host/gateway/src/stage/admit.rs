@@ -62,6 +62,7 @@ pub(super) fn admit(
         millis_between(request.at, site.parts.clock.now()),
     ));
     site.records.put(record.clone());
+    site.retries.lock().request();
     let fleet = site.parts.fleet.view();
     Ok(Journey {
         site,
@@ -103,6 +104,7 @@ fn blank_record(request: &Accepted) -> PathRecord {
         request: RequestRow::default(),
         labels: request.labels.clone(),
         candidates: Vec::new(),
+        left_out: Vec::new(),
         policies: Vec::new(),
         shadows: Vec::new(),
         placements: Vec::new(),

@@ -101,6 +101,7 @@ impl Journey {
         }
         self.record.request = record.request;
         self.record.candidates = record.candidates;
+        self.record.left_out = record.left_out;
         self.record.placements = record.placements;
         self.record.policies.extend(record.policies);
         self.record.fallbacks.extend(record.fallbacks);

@@ -3,9 +3,12 @@
 use super::journey::{Fault, Journey, Leg};
 use crate::answer::{AnswerEvent, Usage};
 use crate::error::RequestError;
+use portolan_decide::Fallback;
 use portolan_ports::{DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, Retention, TextStream};
 use std::sync::Arc;
-use tokio::sync::oneshot;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 impl Journey {
     /// Generates the answer. `started` is told when the first token exists; before that, the caller may still take
@@ -28,14 +31,11 @@ impl Journey {
         kv: KvSet,
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
-        let stall = self.site.parts.limits.decode_stall;
         let mut tokens = leg.decoder.decode(self.decode_job(leg, kv));
         let mut text = Text::new(self.model().text.stream(), self.request.stop.clone());
         loop {
-            let next = tokio::time::timeout(stall, tokens.recv()).await;
-            let next = next.map_err(|_| Fault::DecodeStalled(leg.names.decode_instance.clone(), stall))?;
             let instance = leg.route.decode;
-            match next {
+            match self.next(leg, &mut tokens, started.is_some()).await? {
                 Some(DecodeEvent::Token(token)) => {
                     self.begin(leg, started);
                     self.record.completion_tokens += 1;
@@ -62,6 +62,65 @@ impl Journey {
         }
     }
 
+    /// What the instance says next. One that says nothing for longer than it may, as it is loaded at the moment, is left
+    /// for another if there is one and the answer has not begun; otherwise that is noted, and it is waited for.
+    async fn next(
+        &mut self,
+        leg: &Leg,
+        tokens: &mut mpsc::UnboundedReceiver<DecodeEvent>,
+        before_the_first: bool,
+    ) -> Result<Option<DecodeEvent>, Fault> {
+        let rule = self.site.parts.timeouts;
+        let begun = Instant::now();
+        let mut wait = match leg.is_remote() {
+            true => rule.remote_decode,
+            false => rule.local_decode,
+        };
+        let mut noted = false;
+        loop {
+            if let Ok(event) = tokio::time::timeout_at(begun + wait, tokens.recv()).await {
+                return Ok(event);
+            }
+            // Asked only when a token is slow: a picture of the fleet is not made for each token.
+            let fleet = self.site.parts.fleet.view();
+            let instance = fleet.instance(leg.route.decode);
+            let limit = instance.map_or(rule.longest, |i| rule.token(&leg.facts, i));
+            if wait < limit.min(rule.longest) {
+                wait = limit.min(rule.longest);
+            } else if before_the_first && leg.patience.decode_elsewhere {
+                return Err(self.slow_token(leg, wait));
+            } else if wait < rule.longest {
+                if !std::mem::replace(&mut noted, true) {
+                    self.note_slow_token(leg, wait);
+                }
+                wait = rule.longest;
+            } else {
+                return Err(Fault::DecodeStalled(leg.names.decode_instance.clone(), wait));
+            }
+        }
+    }
+
+    fn slow_token(&self, leg: &Leg, limit: Duration) -> Fault {
+        Fault::Slow {
+            instance: leg.route.decode,
+            at: leg.decode_at(),
+            stage: "decode",
+            limit,
+        }
+    }
+
+    /// Writes down that a token is late while nothing can be done but wait.
+    fn note_slow_token(&mut self, leg: &Leg, limit: Duration) {
+        let fault = self.slow_token(leg, limit);
+        self.blame(&fault);
+        self.record.fallbacks.push(Fallback {
+            stage: self.at.to_owned(),
+            from: format!("decode at {}", leg.decode_at()),
+            to: "waiting on".to_owned(),
+            reason: fault.to_string(),
+        });
+    }
+
     fn decode_job(&self, leg: &Leg, kv: KvSet) -> DecodeJob {
         let stop_ids = if self.request.ignore_eos {
             Vec::new()
@@ -83,7 +142,7 @@ impl Journey {
                 None => leg.keep_here,
             },
             logits: false,
-            cancel: self.cancel.clone(),
+            cancel: leg.cancel.clone(),
         }
     }
 

@@ -10,8 +10,7 @@ use portolan_decide::record::{Fallback, FetchRecord};
 use portolan_decide::{FetchInput, FetchPlan, KvSize, Placements, SiteIndex};
 use portolan_policy::{Placement, Purpose, Subject};
 use portolan_ports::{
-    Engine, Fidelity, HeldPrefix, InstanceOutcome, KeepJob, KvOrder, KvSet, KvSetError, OrderPurpose,
-    Retention,
+    Engine, Fidelity, HeldPrefix, KeepJob, KvOrder, KvSet, KvSetError, OrderPurpose, Retention,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,10 +210,8 @@ impl Journey {
     }
 
     fn note_unfetched(&mut self, plan: &FetchPlan, names: &(String, String), unfetched: &Unfetched) {
-        if let Unfetched::Transfer { error, .. } = unfetched
-            && let Some(instance) = error.blames()
-        {
-            self.site.parts.fleet.outcome(instance, InstanceOutcome::Failed);
+        if let Unfetched::Transfer { error, .. } = unfetched {
+            self.blame(error);
         }
         let fallback = Fallback {
             stage: "fetch".to_owned(),

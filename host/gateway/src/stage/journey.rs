@@ -8,9 +8,10 @@ use crate::site::Site;
 use portolan_base::{BlockHash, Moment, Provenance, RequestId, SiteName, TenantKey};
 use portolan_decide::record::{Fallback, RouteRecord, StageRecord};
 use portolan_decide::{FleetView, InstanceIndex, PathRecord, Placements, RequestPolicies, Route};
-use portolan_policy::Placement;
+use portolan_policy::{Placement, RouteRow};
 use portolan_ports::{
-    Cancel, Engine, EngineError, InstanceOutcome, KvSetError, Retention, TextError, TransferError,
+    Cancel, CancelOnDrop, Engine, EngineError, InstanceOutcome, KvSetError, Retention, TextError,
+    TransferError,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +55,32 @@ pub(super) struct Leg {
     pub(super) prefiller: Prefiller,
     /// Whether the prefill site may keep the KV.
     pub(super) keep_there: Retention,
+    /// What the policies were told about it.
+    pub(super) facts: RouteRow,
+    /// What may be given up when it is slow, because a route without it is left.
+    pub(super) patience: Patience,
+    /// Stops the work of this route, and of no other.
+    pub(super) cancel: Cancel,
+    /// Stops it when the route is given up, whoever still works.
+    pub(super) _stop: CancelOnDrop,
+}
+
+/// Whose slowness ends an attempt. Giving up on an instance that every route left uses too would gain nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Patience {
+    /// Whether another instance could compute the prompt.
+    pub(super) prefill_elsewhere: bool,
+    /// Whether another instance could generate the answer.
+    pub(super) decode_elsewhere: bool,
+}
+
+impl Patience {
+    fn of(route: Route, rest: &[Route]) -> Self {
+        Self {
+            prefill_elsewhere: rest.iter().any(|other| other.prefill != route.prefill),
+            decode_elsewhere: rest.iter().any(|other| other.decode != route.decode),
+        }
+    }
 }
 
 /// Who computes the prompt.
@@ -67,6 +94,40 @@ pub(super) enum Prefiller {
 impl Leg {
     pub(super) fn is_remote(&self) -> bool {
         matches!(self.prefiller, Prefiller::At(_))
+    }
+
+    /// The decode instance by site and name, for people.
+    pub(super) fn decode_at(&self) -> String {
+        format!("{}/{}", self.names.decode_site, self.names.decode_instance)
+    }
+
+    /// The prefill instance by site and name, for people.
+    pub(super) fn prefill_at(&self) -> String {
+        format!("{}/{}", self.names.prefill_site, self.names.prefill_instance)
+    }
+}
+
+/// What failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blamed {
+    /// An instance.
+    Instance(InstanceIndex),
+    /// The link from the site of this instance.
+    LinkFrom(InstanceIndex),
+}
+
+/// What failed when KV of `holder` did not arrive.
+pub(super) fn blamed_for(error: &TransferError, holder: InstanceIndex) -> Option<Blamed> {
+    match error {
+        TransferError::LinkDown { .. }
+        | TransferError::Stalled { .. }
+        | TransferError::Damaged { .. }
+        | TransferError::Protocol { .. } => Some(Blamed::LinkFrom(holder)),
+        TransferError::UnknownPeer(_)
+        | TransferError::Refused { .. }
+        | TransferError::Quarantined { .. }
+        | TransferError::Late { .. }
+        | TransferError::Cancelled => None,
     }
 }
 
@@ -98,6 +159,18 @@ pub(crate) enum Fault {
         /// How.
         error: TransferError,
     },
+    /// A stage took longer than it may while another route was left.
+    #[error("{stage} at {at} took longer than {limit:.1?}")]
+    Slow {
+        /// The instance that was waited for.
+        instance: InstanceIndex,
+        /// Its site and name.
+        at: String,
+        /// Which stage.
+        stage: &'static str,
+        /// How long it was given.
+        limit: Duration,
+    },
     /// KV arrived or was computed, but is not whole.
     #[error("the KV set is not usable: {0}")]
     Kv(#[from] KvSetError),
@@ -118,22 +191,34 @@ impl Fault {
         match self {
             Self::Cancelled | Self::Refused(_) | Self::EveryRouteFailed(_) | Self::Text(_) => false,
             Self::Engine { error, .. } => !matches!(error, EngineError::BadJob(_) | EngineError::Cancelled),
-            Self::InstanceGone(_) | Self::Transfer { .. } | Self::Kv(_) | Self::DecodeStalled(..) => true,
+            Self::InstanceGone(_)
+            | Self::Transfer { .. }
+            | Self::Slow { .. }
+            | Self::Kv(_)
+            | Self::DecodeStalled(..) => true,
         }
     }
 
-    /// The instance to blame, for its breaker. Being full is no failure, and what a peer declined it did not break.
-    pub(super) fn blames(&self) -> Option<InstanceIndex> {
+    /// The instance that failed, which a later attempt had better not use.
+    pub(super) fn failed_instance(&self) -> Option<InstanceIndex> {
+        match self {
+            Self::Engine { instance, .. } | Self::Slow { instance, .. } | Self::Transfer { instance, .. } => {
+                Some(*instance)
+            }
+            _ => None,
+        }
+    }
+
+    /// Who is to blame, for the breakers. Being full is no failure, and what a peer declined it did not break: a peer
+    /// counts its own instances' failures itself and tells of them.
+    fn blames(&self) -> Option<Blamed> {
         match self {
             Self::Engine {
                 instance,
                 error: EngineError::Broken(_),
-            } => Some(*instance),
-            Self::Transfer {
-                error: TransferError::Cancelled | TransferError::Refused { .. } | TransferError::Late { .. },
-                ..
-            } => None,
-            Self::Transfer { instance, .. } => Some(*instance),
+            }
+            | Self::Slow { instance, .. } => Some(Blamed::Instance(*instance)),
+            Self::Transfer { instance, error } => blamed_for(error, *instance),
             _ => None,
         }
     }
@@ -165,7 +250,7 @@ impl Fault {
 
 impl Journey {
     /// Everything needed to take a route, or why it cannot be taken.
-    pub(super) fn leg(&self, route: Route) -> Result<Leg, Fault> {
+    pub(super) fn leg(&self, route: Route, rest: &[Route]) -> Result<Leg, Fault> {
         let names = portolan_decide::plan::route_record(&self.fleet, route);
         let decoder = self.engine_here(&names.decode_instance)?;
         let here = names.prefill_site == self.site.parts.name.as_str();
@@ -176,6 +261,9 @@ impl Journey {
             Prefiller::At(site.map_err(|_| Fault::InstanceGone(names.prefill_instance.clone()))?)
         };
         let (keep_here, keep_there) = (self.retention(route.decode), self.retention(route.prefill));
+        let candidate = self.record.candidates.iter().find(|c| c.route == names);
+        let facts = candidate.map(|c| c.facts).unwrap_or_default();
+        let cancel = Cancel::new();
         Ok(Leg {
             route,
             names,
@@ -183,6 +271,10 @@ impl Journey {
             keep_here,
             prefiller,
             keep_there,
+            facts,
+            patience: Patience::of(route, rest),
+            _stop: cancel.on_drop(),
+            cancel,
         })
     }
 
@@ -249,20 +341,49 @@ impl Journey {
         });
     }
 
+    /// Tells the breaker of whoever is to blame.
+    pub(super) fn blame(&self, fault: &Fault) {
+        match fault.blames() {
+            Some(Blamed::Instance(instance)) => {
+                self.site.parts.fleet.outcome(instance, InstanceOutcome::Failed);
+            }
+            Some(Blamed::LinkFrom(instance)) => self.note_link(instance, InstanceOutcome::Failed),
+            None => {}
+        }
+    }
+
+    /// Tells the breaker of the link from an instance's site how it did.
+    pub(super) fn note_link(&self, from: InstanceIndex, outcome: InstanceOutcome) {
+        if let Some(instance) = self.fleet.instance(from) {
+            self.site.parts.fleet.link_outcome(instance.site, outcome);
+        }
+    }
+
+    /// Notes that no more second tries are left for other sites.
+    pub(super) fn note_spent_budget(&mut self, next: Option<Route>) {
+        let fallback = Fallback {
+            stage: self.at.to_owned(),
+            from: "the other routes of the plan".to_owned(),
+            to: next.map_or_else(|| "no route left".to_owned(), |route| self.route_name(route)),
+            reason: "the retry budget is spent".to_owned(),
+        };
+        tracing::warn!(request = %self.request.id, to = %fallback.to, "the retry budget is spent");
+        self.record.fallbacks.push(fallback);
+    }
+
+    fn route_name(&self, route: Route) -> String {
+        let names = portolan_decide::plan::route_record(&self.fleet, route);
+        format!("prefill at {}/{}", names.prefill_site, names.prefill_instance)
+    }
+
     /// Notes that a route failed, blames whoever is to blame, and says what comes next.
     pub(super) fn note_route_failure(&mut self, route: Route, next: Option<Route>, fault: &Fault) {
-        if let Some(instance) = fault.blames() {
-            self.site.parts.fleet.outcome(instance, InstanceOutcome::Failed);
-        }
-        let name = |route| {
-            let r = portolan_decide::plan::route_record(&self.fleet, route);
-            format!("prefill at {}/{}", r.prefill_site, r.prefill_instance)
-        };
+        self.blame(fault);
         let stage = self.at;
         let fallback = Fallback {
             stage: stage.to_owned(),
-            from: name(route),
-            to: next.map_or_else(|| "no route left".to_owned(), name),
+            from: self.route_name(route),
+            to: next.map_or_else(|| "no route left".to_owned(), |route| self.route_name(route)),
             reason: fault.to_string(),
         };
         tracing::warn!(request = %self.request.id, stage, from = %fallback.from, to = %fallback.to, reason = %fallback.reason, "falling back");

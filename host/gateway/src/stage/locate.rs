@@ -10,8 +10,13 @@ impl Journey {
         let begun = self.enter("locate");
         self.fleet = self.site.parts.fleet.view();
         self.chain = BlockHash::chain(&self.key, &self.request.prompt);
-        let held = self.site.parts.fleet.held(&self.request.model, &self.chain);
+        let held = self.held();
         self.note_stage("locate", begun);
         held
+    }
+
+    /// The same, as it is at the moment.
+    pub(super) fn held(&self) -> Vec<u32> {
+        self.site.parts.fleet.held(&self.request.model, &self.chain)
     }
 }

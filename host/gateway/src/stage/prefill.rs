@@ -25,11 +25,22 @@ impl Journey {
             tokens,
             held: held.tokens,
             retention: leg.keep_there,
-            cancel: self.cancel.clone(),
+            cancel: leg.cancel.clone(),
         };
         let (pieces_in, mut pieces_out) = mpsc::unbounded_channel::<KvPiece>();
-        let report = engine.prefill(job, pieces_in).await;
+        let limit = self.site.parts.timeouts.prefill(&leg.facts);
+        let prefill = engine.prefill(job, pieces_in);
+        let report = match leg.patience.prefill_elsewhere {
+            true => tokio::time::timeout(limit, prefill).await,
+            false => Ok(prefill.await),
+        };
         self.note_stage("prefill", begun);
+        let report = report.map_err(|_| Fault::Slow {
+            instance: leg.route.prefill,
+            at: leg.prefill_at(),
+            stage: "prefill",
+            limit,
+        })?;
         let report = report.map_err(|error| Fault::Engine {
             instance: leg.route.prefill,
             error,

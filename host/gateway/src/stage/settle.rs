@@ -2,7 +2,6 @@
 
 use super::journey::{Fault, Journey};
 use crate::rollout;
-use portolan_ports::InstanceOutcome;
 
 /// Ends a request.
 pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
@@ -15,14 +14,8 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     let begun = journey.elapsed_ms();
     // Whoever still works for this request stops.
     journey.cancel.cancel();
-    if let Err(fault) = end
-        && let Some(instance) = fault.blames()
-    {
-        journey
-            .site
-            .parts
-            .fleet
-            .outcome(instance, InstanceOutcome::Failed);
+    if let Err(fault) = end {
+        journey.blame(fault);
     }
     let (status, error) = match end {
         Ok(()) => ("ok", None),

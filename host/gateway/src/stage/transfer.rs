@@ -1,11 +1,12 @@
 //! transfer: prefill at another site, its KV streaming here while it runs.
 
 use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
-use crate::receive::{Arrival, BrokenOff, receive};
+use crate::receive::{Arrival, BrokenOff, receive_within};
 use portolan_base::{InstanceName, Tokens};
 use portolan_decide::Route;
-use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet, OrderPurpose};
+use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet, OrderPurpose, TransferError};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Journey {
     /// Orders the KV from the prefill site and returns it whole and verified.
@@ -28,7 +29,12 @@ impl Journey {
         let _claim = self.site.parts.fleet.claim(leg.route.prefill, Tokens(uncached));
         let order = self.order(leg, tokens, held.tokens)?;
         let parts = &self.site.parts;
-        let arrival = receive(
+        let limit = match leg.patience.prefill_elsewhere {
+            true => parts.timeouts.prefill(&leg.facts),
+            false => Duration::MAX,
+        };
+        let arrival = receive_within(
+            limit,
             parts.transport.as_ref(),
             peer,
             order,
@@ -47,9 +53,15 @@ impl Journey {
             Err(BrokenOff { error, bytes }) => {
                 self.record.kv.bytes_moved += bytes.0;
                 self.note_stage_between("transfer", begun, ended);
-                return Err(Fault::Transfer {
-                    instance: leg.route.prefill,
-                    error,
+                let instance = leg.route.prefill;
+                return Err(match error {
+                    TransferError::Late { deadline, .. } => Fault::Slow {
+                        instance,
+                        at: leg.prefill_at(),
+                        stage: "prefill and transfer",
+                        limit: deadline,
+                    },
+                    error => Fault::Transfer { instance, error },
                 });
             }
         };
@@ -63,6 +75,7 @@ impl Journey {
             .parts
             .fleet
             .outcome(leg.route.prefill, InstanceOutcome::Served);
+        self.note_link(leg.route.prefill, InstanceOutcome::Served);
         self.record.kv.bytes_moved += report.bytes.0;
         self.record.kv.chunks_resent += report.chunks_resent;
         self.record.kv.quantised = report.quantised;

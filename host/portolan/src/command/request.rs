@@ -62,6 +62,12 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
     out.extend(record.policies.iter().map(said_of_call));
     out.extend(record.shadows.iter().map(said_of_shadow));
     out.extend(record.candidates.iter().map(said_of_candidate));
+    for left in &record.left_out {
+        out.push(format!(
+            "left out  {}/{}: {}",
+            left.site, left.instance, left.reason
+        ));
+    }
     out.extend(timeline(record));
     for fallback in &record.fallbacks {
         out.push(format!(

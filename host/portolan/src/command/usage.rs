@@ -182,11 +182,7 @@ fn said_of_fleet(body: &Value) -> Vec<String> {
             format!("{}/{}", text(&instance, "site"), text(&instance, "name")),
             text(&instance, "role"),
             text(&instance, "model"),
-            if instance["ready"] == true {
-                "ready"
-            } else {
-                "not ready"
-            },
+            text(&instance, "standing").replace('_', " "),
             instance["prefill_queued_requests"],
             instance["decode_running"],
             instance["kv_used_permille"]

@@ -73,6 +73,9 @@ pub struct InstanceConfig {
     /// Price of a thousand computed tokens, in millionths of the operator's unit.
     #[serde(default)]
     pub price_micros_per_kilotoken: u32,
+    /// Whether it computes a short prompt before it serves.
+    #[serde(default = "yes")]
+    pub warmup_before_serving: bool,
 }
 
 impl InstanceConfig {
@@ -97,6 +100,10 @@ pub(super) fn site_spec(site: &SiteConfig) -> SiteSpec {
         jurisdiction: site.jurisdiction.clone(),
         instances: site.instances.iter().map(instance).collect(),
     }
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn eight() -> u32 {

@@ -8,6 +8,7 @@ use crate::config::SiteConfig;
 use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
 use portolan_engine::{InstanceConfig, NativeInstance, Surroundings};
+use portolan_fleet::warm_up::until_warm;
 use portolan_fleet::{Agent, Chart, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
@@ -25,6 +26,9 @@ use tokio::task::{JoinHandle, JoinSet};
 /// (Kubernetes); nine leave a second to close links and store.
 const DRAIN: Duration = Duration::from_secs(9);
 
+/// How long a site waits for its instances to be warm before it opens without them.
+const WARM_UP: Duration = Duration::from_secs(30);
+
 /// A site of this process.
 pub struct RunningSite {
     name: SiteName,
@@ -36,6 +40,8 @@ pub struct RunningSite {
     peers: Arc<LateSource>,
     gateway: Option<Arc<Site>>,
     renewal: Option<Renewal>,
+    /// Instances that are being warmed up.
+    warming: Vec<(InstanceName, JoinSet<()>)>,
     tasks: JoinSet<()>,
     /// Ends when the last client is served after `stop`.
     serving: Option<JoinHandle<()>>,
@@ -47,6 +53,7 @@ impl RunningSite {
     pub(super) async fn prepare(config: &SiteConfig, shared: &Shared) -> Result<Self, HostError> {
         let tiers = tiers::open(config, shared).await?;
         let engines = start_engines(config, shared, &tiers).await?;
+        let warming = warm_up(config, &engines);
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|e| listen_error("the gateway", config.listen, &e))?;
         let http = listener
@@ -72,6 +79,7 @@ impl RunningSite {
             peers,
             gateway: None,
             renewal,
+            warming,
             tasks: JoinSet::new(),
             serving: None,
             stop: Arc::new(Notify::new()),
@@ -79,7 +87,7 @@ impl RunningSite {
     }
 
     /// Opens the doors: orders of other sites, then clients.
-    pub(super) fn open(&mut self, shared: &Shared) -> Result<(), HostError> {
+    pub(super) async fn open(&mut self, shared: &Shared) -> Result<(), HostError> {
         let index = shared.topology.site_index(&self.name);
         let index =
             index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
@@ -96,6 +104,7 @@ impl RunningSite {
             clock: Arc::clone(&shared.clock),
         };
         self.tasks = agent.start();
+        self.wait_until_warm(&chart).await;
         if let Some(renewal) = self.renewal.take() {
             self.tasks.spawn(renewal.run());
         }
@@ -113,6 +122,8 @@ impl RunningSite {
             secret: shared.secrets.caches,
             public: Arc::clone(&shared.public),
             limits: Limits::default(),
+            timeouts: shared.config.timeouts(),
+            retries: shared.config.retry_budget(),
             exact: shared.exact.clone(),
         });
         self.peers.set(PeerService::new(&gateway));
@@ -129,6 +140,26 @@ impl RunningSite {
         }
         self.gateway = Some(gateway);
         Ok(())
+    }
+
+    /// Waits for the instances that are being warmed up. The doors open without one that takes too long: it serves once
+    /// it is warm.
+    async fn wait_until_warm(&mut self, chart: &Arc<Chart>) {
+        let until = tokio::time::Instant::now() + WARM_UP;
+        for (instance, mut warming) in std::mem::take(&mut self.warming) {
+            if tokio::time::timeout_at(until, warming.join_next()).await.is_ok() {
+                continue;
+            }
+            tracing::warn!(site = %self.name, %instance, "not warm after {WARM_UP:?}; the site opens without it");
+            chart.set_warming_up(&instance, true);
+            let chart = Arc::clone(chart);
+            self.tasks.spawn(async move {
+                // A warm-up ends only when it succeeded, or with the process.
+                if warming.join_next().await.is_some_and(|ended| ended.is_ok()) {
+                    chart.set_warming_up(&instance, false);
+                }
+            });
+        }
     }
 
     /// Its name.
@@ -193,6 +224,20 @@ impl RunningSite {
         }
         served
     }
+}
+
+/// Begins to warm up the instances that are to be warm before they serve.
+fn warm_up(
+    config: &SiteConfig,
+    engines: &BTreeMap<InstanceName, Arc<dyn Engine>>,
+) -> Vec<(InstanceName, JoinSet<()>)> {
+    let wanted = config.instances.iter().filter(|i| i.warmup_before_serving);
+    let engine = |i: &crate::config::InstanceConfig| {
+        let mut work = JoinSet::new();
+        work.spawn(until_warm(Arc::clone(engines.get(&i.name)?)));
+        Some((i.name.clone(), work))
+    };
+    wanted.filter_map(engine).collect()
 }
 
 async fn start_engines(

@@ -316,7 +316,7 @@ pub(super) mod tests {
     #[test]
     fn a_cost_policy_is_followed_by_the_cheapest_route_and_a_fault_by_the_fallback() {
         let record = record("req-1", &[(1, 10), (2, 20)]);
-        let costs = Answer::Cost(vec![9, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0]);
+        let costs = Answer::Cost(vec![9_000, 0, 0, 0, 0, 0, 3_000, 0, 0, 0, 0, 0]);
         let replayed = replay(says(QuestionKind::Cost, Ok(costs)), &record);
         assert_eq!(replayed.outcome, Outcome::Route(1));
         for bad in [Err(PolicyFault::Saturated), Ok(Answer::Cost(vec![1]))] {

@@ -63,7 +63,7 @@ fn residency_calls(record: &Value) -> usize {
 }
 
 #[tokio::test]
-async fn a_fetch_that_fails_is_computed_and_blames_the_holder() {
+async fn a_fetch_that_fails_is_computed_and_blames_the_link() {
     let app = beside_virginia();
     let record = ask(&app, ACME).await;
     // The fake has no links: the order went out and found no peer.
@@ -74,10 +74,12 @@ async fn a_fetch_that_fails_is_computed_and_blames_the_holder() {
     );
     assert_eq!(record["fetches"][0]["wanted_tokens"], 288);
     assert_eq!(record["kv"]["computed_tokens"], 299);
-    let failed = |(instance, outcome): &(portolan_decide::InstanceIndex, InstanceOutcome)| {
-        instance.0 == 1 && *outcome == InstanceOutcome::Failed
-    };
-    assert!(app.fleet.outcomes().iter().any(failed));
+    let blamed = (portolan_decide::SiteIndex(1), InstanceOutcome::Failed);
+    assert_eq!(
+        app.fleet.link_outcomes(),
+        [blamed],
+        "the instance behind the link is not blamed"
+    );
 }
 
 #[tokio::test]

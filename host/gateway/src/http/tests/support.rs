@@ -13,7 +13,7 @@ use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
 use portolan_base::{
     Clock, InstanceName, ModelName, Moment, OperatorName, Permille, Random, SiteName, TenantName, Tokens,
 };
-use portolan_decide::{FleetView, InstanceView, SiteIndex, SiteView};
+use portolan_decide::{FleetView, InstanceView, RetryConfig, SiteIndex, SiteView, Standing, Timeouts};
 use portolan_policy::{NameTables, SiteEntry};
 use portolan_ports::{
     Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet,
@@ -59,6 +59,23 @@ pub(super) struct App {
     router: Router,
 }
 
+/// What a site goes by.
+#[derive(Default)]
+struct Rules {
+    limits: Limits,
+    timeouts: Timeouts,
+    retries: RetryConfig,
+}
+
+impl Rules {
+    fn of(limits: Limits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+}
+
 /// What came back.
 #[derive(Debug)]
 pub(super) struct Reply {
@@ -73,17 +90,27 @@ impl App {
     }
 
     pub(super) fn with(text: FakeText, limits: Limits) -> Self {
-        Self::made_of(text, limits, &["e1"], |desk| desk)
+        Self::made_of(text, Rules::of(limits), &["e1"], |desk| desk)
     }
 
     /// An app of several instances.
     pub(super) fn of_instances(instances: &[&str]) -> Self {
-        Self::made_of(FakeText::new(), Limits::default(), instances, |desk| desk)
+        Self::made_of(FakeText::new(), Rules::default(), instances, |desk| desk)
+    }
+
+    /// An app of several instances that waits and tries again as told.
+    pub(super) fn patient(instances: &[&str], timeouts: Timeouts, retries: RetryConfig) -> Self {
+        let rules = Rules {
+            timeouts,
+            retries,
+            ..Rules::default()
+        };
+        Self::made_of(FakeText::new(), rules, instances, |desk| desk)
     }
 
     /// An app whose desk has further rules.
     pub(super) fn ruled(rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
-        Self::made_of(FakeText::new(), Limits::default(), &["e1"], rules)
+        Self::made_of(FakeText::new(), Rules::default(), &["e1"], rules)
     }
 
     /// An app that holds every tenant to these quotas.
@@ -93,7 +120,11 @@ impl App {
 
     fn made_of(
         text: FakeText,
-        limits: Limits,
+        Rules {
+            limits,
+            timeouts,
+            retries,
+        }: Rules,
         instances: &[&str],
         rules: impl FnOnce(PolicyDesk) -> PolicyDesk,
     ) -> Self {
@@ -139,6 +170,8 @@ impl App {
             secret: [7; 32],
             public: Arc::default(),
             limits,
+            timeouts,
+            retries,
             exact: ExactKv::default(),
         });
         Self {
@@ -326,7 +359,7 @@ fn view(instances: &[&str]) -> FleetView {
         site: SiteIndex(0),
         model: 0,
         role: Role::Both,
-        ready: true,
+        standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,
         decode_running: 0,
