@@ -26,8 +26,8 @@ test-languages: ## Policies in four languages, made, built and compared; brings 
 	tests/languages/run
 
 .PHONY: bench
-bench: plugins ## What a request's decisions cost, as a table
-	PORTOLAN_PLUGINS=$(CURDIR)/$(PLUGINS_DIST) cargo bench --quiet -p portolan-bench
+bench: plugins ## Decisions, transport and prefix index as tables, beside their peers where those were brought
+	tests/bench/run
 
 .PHONY: bench-transport-peers
 bench-transport-peers: ## The transport beside iperf3, Mooncake and NIXL, as a table; brings them
