@@ -4,6 +4,10 @@
 //! piece of a recurrent layer holds the whole state after a number of tokens. A [`KvLayout`] says which groups a
 //! model has and how large each piece is, so that a receiver can check a set before it is used.
 
+mod landed;
+
+pub use landed::{LandedChunk, LandingId};
+
 use crate::{Bytes, ModelName, Tokens};
 use alloc::vec::Vec;
 use core::ops::Range;

@@ -64,6 +64,38 @@ impl Folder {
         Ok(dropped)
     }
 
+    /// Finds files that grow, by what `read` makes of them; removes what it cannot read.
+    pub(crate) fn scan_open<T>(
+        &self,
+        mut read: impl FnMut(&mut File, u64) -> Result<T, BadFile>,
+    ) -> io::Result<Vec<(FileName, File, T)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let opened = FileName::parse(&path).ok_or(BadFile::Foreign).and_then(|name| {
+                let mut file = OpenOptions::new().read(true).write(true).open(&path)?;
+                let length = file.metadata()?.len();
+                let what = read(&mut file, length)?;
+                Ok((name, file, what))
+            });
+            match opened {
+                Ok(opened) => found.push(opened),
+                Err(reason) => {
+                    tracing::warn!(file = %path.display(), %reason, "dropped from the disk tier");
+                    self.destroy(&path)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// A new file that grows; a scan takes it as far as it got.
+    pub(crate) fn begin(&self, name: FileName) -> io::Result<File> {
+        let mut new = OpenOptions::new();
+        new.read(true).write(true).create_new(true);
+        new.open(self.path_of(name, BLOCK))
+    }
+
     fn head(&self, path: &Path, key: SumKey) -> Result<(FileName, Head), BadFile> {
         let name = FileName::parse(path).ok_or(BadFile::Foreign)?;
         let file = File::open(path)?;

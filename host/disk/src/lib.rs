@@ -9,12 +9,14 @@
 //! |---|---|
 //! | `file` | what a block's file looks like |
 //! | `folder` | the files of a realm: scan, write, read, remove |
+//! | `landing` | what broken transfers brought, until another one brings the rest |
 //! | `state` | which blocks lie there: the catalogue under its budget |
 //! | `tier` | blocks that come, are read, are forgotten |
 //! | `writer` | the thread that writes |
 
 mod file;
 mod folder;
+mod landing;
 mod realm;
 mod state;
 #[cfg(test)]
@@ -22,5 +24,6 @@ mod tests;
 mod tier;
 mod writer;
 
+pub use landing::{DiskLanding, LandingConfig, OpenSet};
 pub use realm::Realm;
 pub use tier::{DiskConfig, DiskError, DiskTier};

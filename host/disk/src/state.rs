@@ -43,6 +43,8 @@ pub(crate) enum Work {
     Remove(FileName),
     /// Erases what is buried.
     Erase(FileName),
+    /// Erases what is buried of what had landed.
+    EraseLanded(FileName),
 }
 
 /// Where a block's KV lies.

@@ -7,10 +7,10 @@ use portolan_base::{
     BlockHash, BlockId, Bytes, Dependency, ModelName, Moment, Provenance, Scope, TenantName,
 };
 use portolan_kv::tier::BlockTier;
-use portolan_kv::{BlockKv, PoolBlock, PoolConfig, Selector};
+use portolan_kv::{BlockKv, Kept, PoolBlock, PoolConfig, Selector};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const NOW: Moment = Moment(5_000_000);
@@ -62,6 +62,7 @@ fn config(folder: &Path) -> DiskConfig {
         secret: [7; 32],
         pool: PoolConfig::of(Bytes(1 << 20)),
         queue: Bytes(1 << 20),
+        landing: LandingConfig::NONE,
         secure_delete: false,
     }
 }
@@ -312,4 +313,24 @@ fn secure_delete_leaves_no_byte_of_what_was_forgotten() {
     assert_eq!(left.len() as u64, length);
     assert!(left.iter().all(|byte| *byte == 0));
     assert!(files(&folder).is_empty());
+}
+
+#[test]
+fn taking_waits_for_room_in_the_queue_and_no_longer_than_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = block(1, 4000).kv.size();
+    let tier = DiskTier::open(DiskConfig {
+        queue: Bytes(one.0 + one.0 / 2),
+        ..config(folder.path())
+    })
+    .unwrap();
+    let far = Instant::now() + Duration::from_secs(60);
+    assert!(
+        (1..=20).all(|n| tier.take(block(n, 4000), NOW, far)),
+        "one after the other"
+    );
+    tier.settle();
+    assert_eq!((tier.usage().blocks, tier.usage().refused), (20, 0));
+    let past = Instant::now();
+    assert!(!tier.take(block(21, 4000), NOW, past));
 }

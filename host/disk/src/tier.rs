@@ -2,11 +2,13 @@
 
 use crate::file::{BadFile, SumKey};
 use crate::folder::{FileName, Folder, Removal};
+use crate::landing::{Landing, LandingConfig, OpenSet};
 use crate::realm::Realm;
 use crate::state::{Filed, State, Work};
 use crate::writer;
 use parking_lot::{Condvar, Mutex};
-use portolan_base::{BlockId, Bytes, ModelName, Moment, Scope};
+use portolan_base::kv::LandingId;
+use portolan_base::{BlockId, Bytes, ModelName, Moment, Provenance, Scope};
 use portolan_kv::index::Tier;
 use portolan_kv::tier::{BlockTier, Card, Left, Lying, Offered, Reading, TierUse};
 use portolan_kv::{Kept, PoolBlock, PoolConfig, Selector};
@@ -30,6 +32,8 @@ pub struct DiskConfig {
     pub pool: PoolConfig,
     /// Blocks that may wait to be written; further ones are not taken.
     pub queue: Bytes,
+    /// What may land of transfers that do not come to their end, beside the pool's budget.
+    pub landing: LandingConfig,
     /// Whether files are overwritten before they are unlinked.
     pub secure_delete: bool,
 }
@@ -54,6 +58,7 @@ pub struct DiskTier {
 pub(crate) struct Shared {
     pub(crate) folder: Folder,
     pub(crate) key: SumKey,
+    pub(crate) landing: Option<Landing>,
     pub(crate) state: Mutex<State>,
     /// Told when there is work, and when there is none left.
     pub(crate) changed: Condvar,
@@ -79,14 +84,26 @@ impl DiskTier {
             Removal::Unlink
         };
         let name = config.realm.to_string();
-        remove_others(&config.folder, &name, removal)?;
-        let folder = Folder::open(config.folder.join(name), removal)?;
+        let landed = format!("{name}.landed");
+        let lands = config.landing.budget.0 > 0;
+        let wanted = [&name, &landed];
+        remove_others(&config.folder, &wanted[..1 + usize::from(lands)], removal)?;
+        let folder = Folder::open(config.folder.join(&name), removal)?;
         let key = SumKey(*blake3::keyed_hash(&config.secret, config.realm.bytes()).as_bytes());
+        let open = || {
+            Landing::open(
+                Folder::open(config.folder.join(&landed), removal)?,
+                key,
+                config.landing,
+            )
+        };
+        let landing = lands.then(open).transpose()?;
         let mut state = State::new(config.pool);
         state.take_over(&folder, key)?;
         let shared = Arc::new(Shared {
             folder,
             key,
+            landing,
             state: Mutex::new(state),
             changed: Condvar::new(),
             queue: config.queue,
@@ -102,11 +119,54 @@ impl DiskTier {
         })
     }
 
+    /// The model whose KV it takes.
+    pub fn model(&self) -> &ModelName {
+        &self.shared.model
+    }
+
+    /// Opens what landed of a set, for one transfer; none when nothing may land here.
+    pub fn landed(&self, set: LandingId, about: &Arc<Provenance>, now: Moment) -> Option<OpenSet> {
+        OpenSet::open(&self.shared, set, about, now)
+    }
+
+    /// Bytes that landed.
+    pub fn landed_bytes(&self) -> Bytes {
+        Bytes(self.shared.landing.as_ref().map_or(0, Landing::used))
+    }
+
+    /// Takes a block that was last used at `used_at`, waiting for room in the queue until `until`; false when that did not
+    /// come in time.
+    pub fn take(&self, block: Arc<PoolBlock>, used_at: Moment, until: Instant) -> bool {
+        let kv = block.kv.size();
+        let mut state = self.shared.state.lock();
+        while state.queued.0 > 0 && state.queued + kv > self.shared.queue {
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                return false;
+            }
+        }
+        drop(state);
+        self.offer(block, used_at);
+        Instant::now() < until
+    }
+
     /// Waits until everything that was taken is on disk, and everything that was to go has gone.
     pub fn settle(&self) {
         let mut state = self.shared.state.lock();
         while state.is_busy || !state.work.is_empty() {
             self.shared.changed.wait(&mut state);
+        }
+    }
+}
+
+impl Shared {
+    /// Has files erased that were buried.
+    pub(crate) fn erase_landed(&self, dead: Vec<FileName>) {
+        if !dead.is_empty() {
+            self.state
+                .lock()
+                .work
+                .extend(dead.into_iter().map(Work::EraseLanded));
+            self.changed.notify_all();
         }
     }
 }
@@ -122,12 +182,14 @@ impl Drop for DiskTier {
     }
 }
 
-/// Removes the folders of other realms: their KV can never be used again.
-fn remove_others(folder: &std::path::Path, realm: &str, removal: Removal) -> std::io::Result<()> {
+/// Removes the folders of other realms, whose KV can never be used again, and what landed when nothing may land any more.
+fn remove_others(folder: &std::path::Path, wanted: &[&String], removal: Removal) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_type()?.is_dir() && entry.file_name().to_str() != Some(realm) {
+        let name = entry.file_name();
+        let is_wanted = wanted.iter().any(|wanted| name.to_str() == Some(wanted.as_str()));
+        if entry.file_type()?.is_dir() && !is_wanted {
             tracing::info!(folder = %entry.path().display(), "KV of another model version or build is removed");
             Folder::open(entry.path(), removal)?.remove()?;
         }
@@ -239,6 +301,9 @@ impl BlockTier for DiskTier {
     }
 
     fn invalidate(&self, what: &Selector, above: &[BlockId]) -> Vec<Left> {
+        if let Some(landing) = &self.shared.landing {
+            self.shared.erase_landed(landing.invalidate(what));
+        }
         let mut state = self.shared.state.lock();
         let mut gone = state.pool.invalidate(what);
         gone.extend(state.pool.forget(above));
@@ -259,6 +324,9 @@ impl BlockTier for DiskTier {
     }
 
     fn expire(&self, now: Moment) -> Vec<Left> {
+        if let Some(landing) = &self.shared.landing {
+            self.shared.erase_landed(landing.expire(now));
+        }
         let mut state = self.shared.state.lock();
         let gone = state.pool.expire(now);
         self.shared.changed.notify_all();

@@ -12,12 +12,19 @@ pub(crate) fn run(shared: &Shared) {
                 write(shared, name);
                 let mut state = shared.state.lock();
                 state.queued = state.queued - size;
+                // Someone may wait for room.
+                shared.changed.notify_all();
             }
             Work::Remove(name) => {
                 shared.folder.bury(name);
                 shared.folder.erase(name);
             }
             Work::Erase(name) => shared.folder.erase(name),
+            Work::EraseLanded(name) => {
+                if let Some(landing) = &shared.landing {
+                    landing.erase(name);
+                }
+            }
         }
     }
 }

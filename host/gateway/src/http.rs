@@ -40,6 +40,8 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::{delete, get, post, put};
+use portolan_decide::FleetView;
+use portolan_ports::{Reading, Sample};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -115,10 +117,27 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
         .saturating_sub(site.permits.available_permits());
     let mut samples = site.parts.desk.samples();
     samples.extend(kv::samples(&site));
+    let view = site.parts.fleet.view();
+    samples.extend(landed(&site, &view));
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
-        site.metrics.render(in_flight, &site.parts.fleet.view(), samples),
+        site.metrics.render(in_flight, &view, samples),
     )
+}
+
+/// What did not cross again, for each link to this site.
+fn landed<'s>(site: &'s Site, view: &'s FleetView) -> impl Iterator<Item = Sample> + 's {
+    let to_here = view.links.keys().filter(|(_, to)| *to == site.parts.index);
+    to_here.filter_map(|(from, _)| {
+        let from = &view.site(*from)?.name;
+        let labels = vec![("from", from.to_string()), ("to", site.parts.name.to_string())];
+        Some(Sample {
+            name: "link_landed_bytes",
+            help: "KV that did not cross again since it lay on the receiver's disk, in bytes",
+            labels,
+            value: Reading::Counter(site.parts.transport.link(from)?.landed.0),
+        })
+    })
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 mod credit;
 mod dependencies;
 mod forget;
+mod order;
 mod room;
 mod shape;
 mod tenants;
@@ -367,11 +368,16 @@ impl<K> Entry<K> {
 impl<K: Kept> Entry<K> {
     /// The block, with everything that its users said it depends on.
     fn into_block(self) -> Arc<PoolBlock<K>> {
+        self.bound()
+    }
+
+    /// The same of an entry that stays.
+    fn bound(&self) -> Arc<PoolBlock<K>> {
         if self.block.about.dependencies == self.dependencies {
-            return self.block;
+            return Arc::clone(&self.block);
         }
         let about = Provenance {
-            dependencies: self.dependencies,
+            dependencies: Arc::clone(&self.dependencies),
             ..Provenance::clone(&self.block.about)
         };
         Arc::new(PoolBlock {

@@ -85,6 +85,10 @@ pub trait BlockTier: Send + Sync {
 
     /// Shows every block, in no particular order.
     fn each(&self, show: &mut dyn FnMut(Card));
+
+    /// Shows every block with its KV and its last use, until told to stop: what was used last first, a block before those
+    /// computed on top of it. Nothing where blocks survive the process anyway.
+    fn hand_down(&self, _take: &mut dyn FnMut(Arc<PoolBlock>, Moment) -> bool) {}
 }
 
 /// What a tier holds.

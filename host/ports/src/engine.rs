@@ -10,6 +10,7 @@ use portolan_base::kv::KvLayout;
 use portolan_base::{
     BlockHash, CachePart, InstanceName, ModelName, Moment, Permille, Provenance, RequestId, TenantKey, Tokens,
 };
+use portolan_kv::PoolBlock;
 use portolan_kv::tier::{Card, TierUse, Tiers};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -251,6 +252,11 @@ pub trait KvCache: Send + Sync {
 
     /// The time on the clock that blocks' uses are counted by.
     fn now(&self) -> Moment;
+
+    /// Shows every block of its own pool with its KV and its last use, until told to stop: what was used last first, a
+    /// block before those computed on top of it. Orders to forget wait meanwhile, so that what is shown is not what one
+    /// forgot. Nothing where KV of this engine is not kept in tiers.
+    fn hand_down(&self, _take: &mut dyn FnMut(Arc<PoolBlock>, Moment) -> bool) {}
 }
 
 /// One engine instance.

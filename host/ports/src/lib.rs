@@ -7,6 +7,8 @@ pub mod engine_fake;
 pub mod fleet;
 pub mod fleet_fake;
 pub mod kvset;
+pub mod landing;
+pub mod landing_fake;
 pub mod loader;
 pub mod loader_fake;
 pub mod operation;
@@ -34,6 +36,8 @@ pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Claim, Fleet, InstanceOutcome, NoSuchInstance, OnTheWay, Service};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
+pub use landing::{LandedSet, Landing};
+pub use landing_fake::{LandingFault, MemoryLanding};
 pub use loader::{
     Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Reuse, Scope, Severity,
 };

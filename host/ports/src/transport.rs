@@ -181,6 +181,8 @@ pub struct PullReport {
     pub prefill: PrefillReport,
     /// Payload bytes received, resends not counted; of quantised pieces, as they crossed.
     pub bytes: Bytes,
+    /// Bytes of the set that lay here from a transfer that did not come to its end.
+    pub landed: Bytes,
     /// Chunks that were asked for again.
     pub chunks_resent: u32,
     /// How attention KV was quantised on its way; none: what came is what was computed.
@@ -214,6 +216,8 @@ pub struct LinkReading {
     pub delivery: BitsPerSecond,
     /// Sets in quarantine since the start.
     pub quarantined: u64,
+    /// Bytes that did not cross since they lay here from a transfer that did not come to its end.
+    pub landed: Bytes,
     /// Whether a connection is up.
     pub up: bool,
 }

@@ -1,6 +1,7 @@
 //! What a site's transport is told when it starts.
 
 use crate::codec::Compression;
+use crate::landing::StoreAndForward;
 use portolan_base::kv::KvQuant;
 use portolan_base::{BitsPerSecond, Bytes, SiteName};
 use portolan_ports::OrderPurpose;
@@ -128,6 +129,8 @@ pub struct PeerLink {
     pub lanes: Option<u16>,
     /// How KV that need not be exact may come quantised, if at all.
     pub quantised: Option<KvQuant>,
+    /// When what comes is kept for a transfer that may not come to its end.
+    pub landing: StoreAndForward,
 }
 
 impl From<Vec<SocketAddr>> for PeerLink {

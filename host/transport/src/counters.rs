@@ -15,6 +15,7 @@ pub(crate) struct Counters {
     pub(crate) chunks: AtomicU64,
     pub(crate) resent: AtomicU64,
     pub(crate) quarantined: AtomicU64,
+    pub(crate) landed: AtomicU64,
     report: Mutex<HolderReport>,
     rtt: Mutex<Rtt>,
 }
@@ -42,6 +43,11 @@ impl Counters {
         *self.report.lock() = report;
     }
 
+    /// Bytes a second that the link delivers, as its holder says; none before it knows.
+    pub(crate) fn delivery(&self) -> Option<u64> {
+        Some(self.report.lock().delivery).filter(|rate| *rate > 0)
+    }
+
     /// The shortest round trip seen: the path without queues.
     pub(crate) fn rtt_min(&self) -> Duration {
         self.rtt.lock().min.unwrap_or_default()
@@ -55,6 +61,7 @@ impl Counters {
             segments: (report.segments, report.retransmitted),
             delivery: BitsPerSecond(report.delivery.saturating_mul(8)),
             quarantined: self.quarantined.load(Relaxed),
+            landed: Bytes(self.landed.load(Relaxed)),
             rtt: self.rtt.lock().smoothed,
             received: Bytes(self.received.load(Relaxed)),
             sent: Bytes(self.sent.load(Relaxed)),

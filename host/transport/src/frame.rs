@@ -2,14 +2,14 @@
 
 use crate::codec::Coding;
 use bytes::{BufMut, Bytes, BytesMut};
-use portolan_base::kv::{KvManifest, PieceId};
+use portolan_base::kv::{KvManifest, LandedChunk, PieceId};
 use portolan_base::{SiteName, TransferId};
 use portolan_ports::{KvOrder, PrefillReport};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Opens every connection, in both directions: "this is KV transport", then the version.
-pub(crate) const PREFACE: [u8; 8] = *b"PTLNKV\x00\x03";
+pub(crate) const PREFACE: [u8; 8] = *b"PTLNKV\x00\x04";
 
 /// Bytes of a frame's head.
 pub(crate) const HEAD_BYTES: usize = 32;
@@ -116,6 +116,8 @@ pub(crate) struct OrderBody {
     pub(crate) credit: u64,
     /// Codings the receiver reads.
     pub(crate) accepts: Vec<Coding>,
+    /// What an earlier transfer of the same set brought.
+    pub(crate) landed: Vec<LandedChunk>,
     pub(crate) order: KvOrder,
 }
 
@@ -169,14 +171,25 @@ impl ChunkHead {
     }
 }
 
+/// How the bytes of a chunk come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Carriage {
+    /// Behind the head, as they are.
+    Plain,
+    /// Behind the head, in the coding of the manifest.
+    Coded,
+    /// Not at all: the receiver has them from an earlier transfer.
+    Landed,
+}
+
 /// A chunk's head as it travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChunkMeta {
     pub(crate) head: ChunkHead,
     /// 0 the first time, one more for each resend.
     pub(crate) attempt: u32,
-    /// The payload is in the coding of the manifest; the checksum is that of the plain bytes.
-    pub(crate) coded: bool,
+    /// How its bytes come; the checksum is that of the plain bytes.
+    pub(crate) carriage: Carriage,
     pub(crate) checksum: u64,
 }
 

@@ -2,14 +2,18 @@
 
 use crate::codec;
 use crate::config::purpose_of_wire;
-use crate::frame::{ChunkHead, ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk};
+use crate::frame::{
+    Carriage, ChunkHead, ChunkMeta, DialerHello, Frame, OrderBody, Stage, Welcome, encode_chunk,
+};
 use crate::hello::{self, HelloError};
+use crate::landing::Claims;
 use crate::probe::Watched;
-use crate::session::{Body, Carried, Outgoing, Packer, Session, SessionSink, SessionSpec};
+use crate::session::{Body, Carried, Outgoing, Packer, Session, SessionSink, SessionSpec, Terms};
 use crate::site::Shared;
 use crate::wire::{Accepted, FrameReader, Halves, Heard, LaneError, PeerProof, write};
 use bytes::Bytes;
 use portolan_base::TransferId;
+use portolan_base::kv::LandedChunk;
 use portolan_ports::{KvOrder, PrefillReport};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -274,6 +278,7 @@ async fn send_item<W: AsyncWrite + Unpin>(
         transfer,
         item,
         judge,
+        claims,
         ..
     } = outgoing;
     match item.body {
@@ -284,14 +289,20 @@ async fn send_item<W: AsyncWrite + Unpin>(
             carried,
         } => {
             let checksum = checksum(session, &head, &payload, &carried);
-            let coded = code(session, &judge, &payload);
+            let (carriage, payload) = if has_landed(&claims, &head, &payload, &carried) {
+                (Carriage::Landed, Bytes::new())
+            } else {
+                match code(session, &judge, &payload) {
+                    Some(coded) => (Carriage::Coded, coded),
+                    None => (Carriage::Plain, payload),
+                }
+            };
             let meta = ChunkMeta {
                 head,
                 attempt: item.attempt,
-                coded: coded.is_some(),
+                carriage,
                 checksum,
             };
-            let payload = coded.unwrap_or(payload);
             let bytes = payload.len();
             carried.wire.store(bytes as u64, Relaxed);
             session.pacer.spend(Instant::now(), bytes as u64);
@@ -315,6 +326,13 @@ fn checksum(session: &Session, head: &ChunkHead, payload: &[u8], carried: &Carri
         session.hashed(head.transfer, checksum);
     }
     checksum
+}
+
+/// Whether the receiver has these very bytes and did not ask for them.
+fn has_landed(claims: &Claims, head: &ChunkHead, payload: &[u8], carried: &Carried) -> bool {
+    let claim = claims.at(&head.piece, head.piece_len, head.offset, payload.len());
+    let known = claim.filter(|_| !carried.asked_for.load(Relaxed));
+    known.is_some_and(|claim| claim.digest == LandedChunk::digest_of(payload))
 }
 
 /// The payload compressed, where that pays on this link.
@@ -347,7 +365,18 @@ fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
     let transfer = body.transfer;
     let judge = session.judge(shared.compression_for(&session.peer), &body.accepts);
     let packer = Packer::new(judge.coding());
-    let Some(cancelled) = session.begin(transfer, body.priority, body.credit, judge) else {
+    let (priority, credit) = (body.priority, body.credit);
+    let claims = Arc::new(Claims::of(body.landed));
+    let begun = session.begin(
+        transfer,
+        Terms {
+            priority,
+            credit,
+            judge,
+            claims,
+        },
+    );
+    let Some(cancelled) = begun else {
         return;
     };
     if session.is_full() {
@@ -370,7 +399,7 @@ fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
     };
     let source = Arc::clone(&shared.source);
     let order = KvOrder {
-        purpose: purpose_of_wire(body.priority),
+        purpose: purpose_of_wire(priority),
         ..body.order
     };
     shared.spawn(async move {

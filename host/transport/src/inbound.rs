@@ -1,14 +1,16 @@
 //! One transfer as its receiver sees it: chunks go to their place in a piece, whole pieces go out.
 
 use crate::codec::Coding;
-use crate::frame::{Announcement, ChunkHead, ChunkMeta, Outcome, Totals};
+use crate::frame::{Announcement, Carriage, ChunkHead, ChunkMeta, Outcome, Totals};
+use crate::landing::Ground;
 use crate::memory::Ledger;
 use bytes::{Bytes, BytesMut};
 use portolan_base::Bytes as ByteCount;
-use portolan_base::kv::{KvManifest, KvQuant, LayerKv, PieceId};
+use portolan_base::kv::{KvManifest, KvQuant, LandedChunk, LayerKv, PieceId};
 use portolan_kv::quant::PieceShape;
 use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError};
 use std::collections::HashMap;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
@@ -67,6 +69,8 @@ pub(crate) enum Breach {
     ForeignChunk,
     #[error("a coding that this site does not read")]
     ForeignCoding,
+    #[error("a chunk without its bytes, which did not land here")]
+    NotLanded,
     #[error("a new piece without room for it")]
     NoCredit,
     #[error("more bytes than the manifest announced")]
@@ -115,6 +119,15 @@ pub(crate) struct Inbound {
     events: Events,
     /// What the receiver takes beside the lossless codings.
     lossy: Option<KvQuant>,
+    /// Where its chunks may land.
+    ground: Option<Ground>,
+    /// Its chunks land.
+    lands: bool,
+    /// Bytes that lay here.
+    landed: u64,
+    /// Bytes that came and were verified, and since when.
+    came: u64,
+    came_since: Option<Instant>,
     manifest: Option<KvManifest>,
     coding: Coding,
     /// Set by the first piece that came quantised.
@@ -148,6 +161,11 @@ impl Inbound {
             begun_at: Instant::now(),
             ledger,
             lossy: None,
+            ground: None,
+            lands: false,
+            landed: 0,
+            came: 0,
+            came_since: None,
             coding: Coding::Plain,
             quantised: None,
             begun: 0,
@@ -175,6 +193,53 @@ impl Inbound {
     pub(crate) fn accepting(mut self, lossy: Option<KvQuant>) -> Self {
         self.lossy = lossy;
         self
+    }
+
+    /// May land its chunks, and has some that landed.
+    pub(crate) fn on(mut self, ground: Option<Ground>) -> Self {
+        // Something landed before: what is still to come is worth as much.
+        self.lands = ground.as_ref().is_some_and(|ground| !ground.before.is_empty());
+        self.ground = ground;
+        self
+    }
+
+    /// What an order says of chunks that landed.
+    pub(crate) fn claims(&self) -> Vec<LandedChunk> {
+        self.ground
+            .as_ref()
+            .map(|ground| ground.before.list())
+            .unwrap_or_default()
+    }
+
+    /// Bytes that have not come, of a transfer whose chunks may land and do not yet.
+    pub(crate) fn could_land(&self) -> Option<u64> {
+        self.manifest
+            .as_ref()
+            .filter(|_| self.ground.is_some() && !self.lands)?;
+        let whole = self.budget.saturating_add(self.begun);
+        Some(whole.saturating_sub(self.came).saturating_sub(self.landed))
+    }
+
+    /// Bytes a second at which it comes, measured over `least` or more.
+    pub(crate) fn coming(&self, least: Duration) -> Option<u64> {
+        let time = self.came_since?.elapsed();
+        let rate = u128::from(self.came) * 1_000_000 / time.as_micros().max(1);
+        (time >= least).then(|| u64::try_from(rate).unwrap_or(u64::MAX))
+    }
+
+    /// From here on its chunks land.
+    pub(crate) fn land(&mut self) {
+        self.lands = true;
+    }
+
+    /// Where a chunk that was verified lands, if it does.
+    pub(crate) fn landing_of(&self) -> Option<Ground> {
+        self.ground.clone().filter(|_| self.lands)
+    }
+
+    /// Where a chunk lies whose bytes did not come.
+    pub(crate) fn ground(&self) -> Option<Ground> {
+        self.ground.clone()
     }
 
     /// The codings that the holder may choose from.
@@ -302,20 +367,34 @@ impl Inbound {
             return Err(Breach::ForeignPiece);
         }
         let chunk = u64::from(chunk);
-        if meta.coded && !Coding::READ.contains(&self.coding) {
+        if meta.carriage == Carriage::Coded && !Coding::READ.contains(&self.coding) {
             return Err(Breach::ForeignCoding);
+        }
+        if meta.carriage == Carriage::Landed && !self.has_landed(head, chunk) {
+            return Err(Breach::NotLanded);
         }
         let rest = head
             .piece_len
             .checked_sub(head.offset)
             .ok_or(Breach::ForeignChunk)?;
         if !head.offset.is_multiple_of(chunk)
-            || !(meta.coded || u64::from(len) == rest.min(chunk))
+            || !(meta.carriage != Carriage::Plain || u64::from(len) == rest.min(chunk))
             || (rest == 0 && head.offset > 0)
         {
             return Err(Breach::ForeignChunk);
         }
         usize::try_from(head.offset / chunk).map_err(|_| Breach::ForeignChunk)
+    }
+
+    /// Whether the order said that this chunk lies here.
+    fn has_landed(&self, head: &ChunkHead, chunk: u64) -> bool {
+        let rest = head.piece_len.saturating_sub(head.offset);
+        let len = usize::try_from(rest.min(chunk)).unwrap_or(usize::MAX);
+        let claim = |ground: &Ground| {
+            let before = &ground.before;
+            before.at(&head.piece, head.piece_len, head.offset, len).is_some()
+        };
+        self.ground.as_ref().is_some_and(claim)
     }
 
     /// The shape and coding of a piece that comes quantised. Its size tells: a quantised piece is always smaller.
@@ -335,6 +414,12 @@ impl Inbound {
         let slot = slots.get_mut(index).ok_or(Breach::ForeignChunk)?;
         if matches!(slot, Slot::Filled(_)) {
             return Ok(());
+        }
+        if meta.carriage == Carriage::Landed {
+            self.landed += buffer.len() as u64;
+        } else {
+            self.came += buffer.len() as u64;
+            self.came_since.get_or_insert_with(Instant::now);
         }
         *slot = Slot::Filled(buffer);
         *missing -= 1;
@@ -368,7 +453,15 @@ impl Inbound {
     }
 
     /// Gives a place back whose bytes turned out damaged; says how often that chunk was damaged.
-    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, mut buffer: BytesMut) -> u32 {
+    pub(crate) fn damaged(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> u32 {
+        self.give_back(meta, chunk, buffer);
+        let count = self.damaged.entry(meta.head.no).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// Gives a place back that was not filled.
+    pub(crate) fn give_back(&mut self, meta: &ChunkMeta, chunk: u32, mut buffer: BytesMut) {
         buffer.clear();
         if let Some(Piece::Filling { slots, .. }) = self.pieces.get_mut(&meta.head.piece) {
             let index = usize::try_from(meta.head.offset / u64::from(chunk)).unwrap_or(usize::MAX);
@@ -376,9 +469,6 @@ impl Inbound {
                 *slot = Slot::Free(buffer);
             }
         }
-        let count = self.damaged.entry(meta.head.no).or_default();
-        *count += 1;
-        *count
     }
 
     /// Takes the holder's last word; an error text fails the transfer.
@@ -411,10 +501,11 @@ impl Inbound {
         {
             return Err(Breach::OtherTotals);
         }
-        let bytes = ByteCount(self.bytes);
+        let bytes = ByteCount(self.bytes.saturating_sub(self.landed));
         self.emit(PullEvent::Done(PullReport {
             prefill: totals.report,
             bytes,
+            landed: ByteCount(self.landed),
             chunks_resent: self.resent,
             quantised: self.quantised,
         }));

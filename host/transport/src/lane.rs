@@ -2,13 +2,15 @@
 
 use crate::codec;
 use crate::config::LinkPath;
-use crate::frame::{ChunkMeta, Frame, Part, Stage};
+use crate::frame::{Carriage, ChunkMeta, Frame, Part, Stage};
 use crate::hello::{self, HelloError};
 use crate::inbound::{Place, slot_len};
+use crate::landing::Ground;
 use crate::link::{Fault, Link};
 use crate::site::Shared;
 use crate::wire::{FrameReader, Halves, Heard, LaneError, connect, write};
 use bytes::{Bytes, BytesMut};
+use portolan_base::kv::LandedChunk;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -276,6 +278,9 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
     }
 
     async fn take_chunk(&mut self, meta: ChunkMeta, len: u32) -> Result<(), LaneError> {
+        if meta.carriage == Carriage::Landed {
+            return self.take_landed(&meta, len).await;
+        }
         let (id, part) = (meta.head.transfer, Part::Chunk(meta.head.no));
         match self.link.place(&meta, len, self.chunk) {
             None => self.skip(len).await?,
@@ -284,16 +289,43 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
                 self.reply(Frame::Ack(id, part));
             }
             Some(Place::Fresh(mut buffer)) => {
-                let found = if meta.coded {
+                let found = if meta.carriage == Carriage::Coded {
                     buffer.resize(slot_len(&meta.head, self.chunk), 0);
                     self.read_coded(&meta, len, &mut buffer).await?
                 } else {
                     self.read_hashed(&meta, len, &mut buffer).await?
                 };
                 if found == meta.checksum {
+                    if let Some(ground) = self.link.landing_of(id) {
+                        buffer = land(ground, &meta, buffer).await?;
+                    }
                     self.link.fill(&meta, self.chunk, buffer);
                     self.reply(Frame::Ack(id, part));
                 } else if self.link.damaged(&meta, found, self.chunk, buffer) {
+                    self.reply(Frame::Nack(id, part));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A chunk whose bytes lie here: checked like one that came.
+    async fn take_landed(&mut self, meta: &ChunkMeta, len: u32) -> Result<(), LaneError> {
+        if len > 0 {
+            return Err(LaneError::Protocol("bytes with a chunk that has landed"));
+        }
+        let (id, part) = (meta.head.transfer, Part::Chunk(meta.head.no));
+        match self.link.place(meta, len, self.chunk) {
+            None => {}
+            Some(Place::Duplicate) => self.reply(Frame::Ack(id, part)),
+            Some(Place::Fresh(mut buffer)) => {
+                let read = read_landed(self.link.ground(id), meta, slot_len(&meta.head, self.chunk)).await;
+                if let Some(bytes) = read {
+                    buffer.extend_from_slice(&bytes);
+                    self.link.fill(meta, self.chunk, buffer);
+                    self.reply(Frame::Ack(id, part));
+                } else {
+                    self.link.not_landed(meta, self.chunk, buffer);
                     self.reply(Frame::Nack(id, part));
                 }
             }
@@ -341,4 +373,38 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
         self.scratch = scratch;
         Ok(())
     }
+}
+
+/// Keeps a verified chunk before it is acknowledged, so that what was acknowledged never crosses again. The lane waits
+/// for the file system, and with it the holder: a link on which chunks land is slower than that.
+async fn land(ground: Ground, meta: &ChunkMeta, bytes: BytesMut) -> Result<BytesMut, LaneError> {
+    let chunk = LandedChunk {
+        piece: meta.head.piece.clone(),
+        piece_len: meta.head.piece_len,
+        offset: meta.head.offset,
+        len: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+        digest: [0; 16],
+    };
+    let kept = tokio::task::spawn_blocking(move || {
+        let digest = LandedChunk::digest_of(&bytes);
+        ground.set.land(LandedChunk { digest, ..chunk }, &bytes);
+        bytes
+    });
+    kept.await
+        .map_err(|_| LaneError::Protocol("a chunk was lost while it was kept"))
+}
+
+/// The bytes of a chunk that landed, if they are what the holder would have sent.
+async fn read_landed(ground: Option<Ground>, meta: &ChunkMeta, len: usize) -> Option<Vec<u8>> {
+    let (ground, head) = (ground?, meta.head.clone());
+    let read = tokio::task::spawn_blocking(move || {
+        let claim = ground.before.at(&head.piece, head.piece_len, head.offset, len)?;
+        ground
+            .set
+            .read(claim)
+            .filter(|bytes| bytes.len() == len)
+            .map(|bytes| (head.checksum(&bytes), bytes))
+    });
+    let (found, bytes) = read.await.ok().flatten()?;
+    (found == meta.checksum).then_some(bytes)
 }

@@ -1,6 +1,6 @@
 //! MOVES KV between sites: implements [`portolan_ports::Transport`] over several TCP connections a peer.
 //!
-//! # The protocol, version 2
+//! # The protocol, version 4
 //!
 //! **Roles.** The site that wants KV *dials*, the site that holds it *listens*; each of two sites that order from
 //! each other has connections of its own. A *link* is one dialing site and one listening site. It has several *lanes*,
@@ -38,10 +38,10 @@
 //!
 //! | from | frame | fields |
 //! |---|---|---|
-//! | receiver | `Order` | transfer, priority class (0 first), bytes it has room for, codings it reads, order |
+//! | receiver | `Order` | transfer, priority class (0 first), bytes it has room for, codings it reads, chunks that landed, order |
 //! | receiver | `Credit` | transfer, bytes it has room for, counted from the start |
 //! | holder | `Manifest` | transfer, manifest and coding (as JSON text); at once on one lane, and on every lane before the first chunk of that transfer on it |
-//! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, whether coded, XXH3-64 of all these but the last two and of the plain payload |
+//! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, how its bytes come, XXH3-64 of all these but the last two and of the plain payload |
 //! | receiver | `Ack`, `Nack` | transfer; the manifest, a chunk number or the end |
 //! | holder | `Final` | transfer; report, numbers of pieces, chunks and bytes, and the sum of all chunks' checksums, or an error text |
 //! | receiver | `Cancel` | transfer |
@@ -58,6 +58,11 @@
 //! ([`portolan_kv::quant`]): its length says so, since a quantised piece is smaller than a plain one. Chunks, checksums,
 //! acknowledgements, grants and totals are then those of the quantised piece, and the receiver makes values of it when
 //! it is whole. No chunk is coded besides. A manifest that names a coding which the order did not is a breach.
+//!
+//! **Chunks that landed.** On a poor link the receiver keeps verified chunks on disk ([`StoreAndForward`]), and names them
+//! in the next order of the same set, each with the BLAKE3-128 of its bytes. Where the holder would send the same bytes it
+//! sends the head alone; the receiver takes them from its disk, verifies them like any others, and says `Nack` when it
+//! cannot: then they are sent.
 //!
 //! **What breaks, and what then.**
 //!
@@ -87,6 +92,7 @@ pub mod fuzz;
 mod hello;
 mod holder;
 mod inbound;
+mod landing;
 mod lane;
 mod link;
 mod memory;
@@ -105,6 +111,7 @@ pub use codec::{Coding, Compression};
 pub use config::{
     Admission, CHUNK_MAX, ClusterSecret, Egress, LinkPath, PeerLink, Priority, TransportConfig,
 };
+pub use landing::StoreAndForward;
 pub use probe::{LinkProbe, Segments, TcpInfo};
 pub use site::{SiteTransport, TransportParts};
 pub use tls::{IssueError, Issued, MutualTls, SiteIssuer, TlsError, TlsFiles, TlsIdentity};

@@ -3,8 +3,9 @@
 use crate::codec::Coding;
 use crate::config::Timing;
 use crate::counters::Counters;
-use crate::frame::{Announcement, ChunkMeta, Frame, HolderReport, OrderBody, Outcome};
+use crate::frame::{Announcement, Carriage, ChunkMeta, Frame, HolderReport, OrderBody, Outcome};
 use crate::inbound::{Breach, Events, Inbound, Place};
+use crate::landing::{CUT_COUNTS, Ground, Outlook, StoreAndForward};
 use crate::memory::{Ledger, Memory};
 use crate::paths::Paths;
 use crate::quarantine::{Damage, Quarantine};
@@ -47,6 +48,8 @@ struct State {
     number: Option<u128>,
     faults: Vec<Option<Fault>>,
     cancelled: VecDeque<TransferId>,
+    /// When the link last cut a transfer.
+    cut_at: Option<Instant>,
     /// Frames any lane may send.
     outbox: VecDeque<Frame>,
 }
@@ -68,6 +71,8 @@ pub(crate) struct Link {
     pub(crate) begun: Notify,
     /// Wakes lanes that wait to dial again.
     pub(crate) kick: Notify,
+    /// When chunks land.
+    pub(crate) landing: StoreAndForward,
     quantised: Option<KvQuant>,
     max_resend: u32,
     deadline: Duration,
@@ -89,6 +94,8 @@ pub(crate) struct LinkSpec {
     pub(crate) chunk: u32,
     /// How KV that need not be exact may come quantised.
     pub(crate) quantised: Option<KvQuant>,
+    /// When chunks land.
+    pub(crate) landing: StoreAndForward,
     pub(crate) max_resend: u32,
     pub(crate) deadline: Duration,
     pub(crate) window: Bytes,
@@ -110,6 +117,7 @@ impl Link {
             wake: Notify::new(),
             kick: Notify::new(),
             begun: Notify::new(),
+            landing: spec.landing,
             quantised: spec.quantised,
             max_resend: spec.max_resend,
             deadline: spec.deadline,
@@ -126,6 +134,7 @@ impl Link {
                 number: None,
                 faults: vec![None; spec.lanes],
                 cancelled: VecDeque::new(),
+                cut_at: None,
                 outbox: VecDeque::new(),
             }),
         }
@@ -272,12 +281,14 @@ impl Link {
         order: KvOrder,
         priority: u8,
         to: (Events, DropGuard),
+        ground: Option<Ground>,
     ) -> bool {
         let mut state = self.state.lock();
         let Some(number) = state.number else { return false };
         let ledger = Ledger::open(&self.memory, self.window);
         let lossy = self.quantised.filter(|_| order.fidelity == Fidelity::Quantised);
-        let transfer = Inbound::new(order, priority, number, ledger, to).accepting(lossy);
+        let transfer = Inbound::new(order, priority, number, ledger, to);
+        let transfer = transfer.accepting(lossy).on(ground);
         let frame = order_frame(id, &transfer);
         state.transfers.insert(id, transfer);
         state.outbox.push_back(frame);
@@ -319,6 +330,7 @@ impl Link {
             return;
         }
         self.end_overdue(&mut state);
+        self.look_out(&mut state);
         let silence = Duration::from_micros(self.now_us().saturating_sub(self.heard.load(Relaxed)));
         let verdict = if state.up == 0 {
             self.verdict_down(&state)
@@ -343,8 +355,55 @@ impl Link {
         for id in overdue {
             let peer = self.peer.clone();
             let waited = self.deadline;
+            state.cut_at = Some(Instant::now());
             self.end(state, id, TransferError::Stalled { peer, waited });
         }
+    }
+
+    /// Lets the chunks of transfers land for which the link is too poor.
+    fn look_out(&self, state: &mut State) {
+        let is_cut = state.cut_at.is_some_and(|at| at.elapsed() < CUT_COUNTS);
+        let (delivery, least) = (self.counters.delivery(), self.timing.lane_silence());
+        for (id, transfer) in &mut state.transfers {
+            let Some(left) = transfer.could_land() else {
+                continue;
+            };
+            let outlook = Outlook {
+                left,
+                // On a link whose buffers are full, what the holder knows of it comes late.
+                rate: delivery.into_iter().chain(transfer.coming(least)).min(),
+                time_left: self.deadline.saturating_sub(transfer.begun_at.elapsed()),
+                is_cut,
+                trifle: self.timing.stall,
+            };
+            let lands = match self.landing {
+                StoreAndForward::Never => false,
+                StoreAndForward::WhenPoor => outlook.is_poor(),
+                StoreAndForward::Always => true,
+            };
+            if lands {
+                tracing::debug!(peer = %self.peer, transfer = %id, ?outlook, "what comes is kept on disk");
+                transfer.land();
+            }
+        }
+    }
+
+    /// Where a verified chunk of a transfer lands; none when it does not.
+    pub(crate) fn landing_of(&self, id: TransferId) -> Option<Ground> {
+        self.state.lock().transfers.get(&id)?.landing_of()
+    }
+
+    /// Where the chunks of a transfer lie that landed before.
+    pub(crate) fn ground(&self, id: TransferId) -> Option<Ground> {
+        self.state.lock().transfers.get(&id)?.ground()
+    }
+
+    /// A chunk that had landed cannot be read: its place waits for its bytes.
+    pub(crate) fn not_landed(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) {
+        self.with(meta.head.transfer, |transfer| {
+            transfer.give_back(meta, chunk, buffer);
+            Ok(())
+        });
     }
 
     /// Grants room to transfers that found none, the most urgent first. To be called every tick.
@@ -395,6 +454,9 @@ impl Link {
     }
 
     fn fail_locked(&self, state: &mut State, error: &TransferError) {
+        if !state.transfers.is_empty() {
+            state.cut_at = Some(Instant::now());
+        }
         for (id, transfer) in std::mem::take(&mut state.transfers) {
             transfer.fail(error.clone());
             self.say_cancel(state, id);
@@ -442,9 +504,11 @@ impl Link {
         let granted = self
             .with(id, |transfer| transfer.manifest(announcement))
             .flatten();
+        let mut state = self.state.lock();
         if let Some(granted) = granted {
-            self.say(&mut self.state.lock(), [Frame::Credit(id, granted)]);
+            self.say(&mut state, [Frame::Credit(id, granted)]);
         }
+        self.look_out(&mut state);
     }
 
     /// The coding of a transfer's coded chunks.
@@ -487,6 +551,9 @@ impl Link {
 
     /// Takes verified bytes.
     pub(crate) fn fill(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) {
+        if meta.carriage == Carriage::Landed {
+            self.counters.landed.fetch_add(buffer.len() as u64, Relaxed);
+        }
         let whole = self.with(meta.head.transfer, |transfer| {
             transfer.fill(meta, chunk, buffer)?;
             transfer.complete()
@@ -539,6 +606,10 @@ impl Link {
             && let Some(transfer) = self.state.lock().transfers.remove(&id)
         {
             self.quarantine.clear(&self.peer, &transfer.order);
+            if let Some(ground) = transfer.landing_of() {
+                // Removing a large file takes a while, and nobody waits for it.
+                tokio::task::spawn_blocking(move || ground.set.clear());
+            }
         }
     }
 }
@@ -550,6 +621,7 @@ fn order_frame(id: TransferId, transfer: &Inbound) -> Frame {
         priority,
         credit: transfer.ledger.granted(),
         accepts: transfer.accepts(),
+        landed: transfer.claims(),
         order,
     }))
 }

@@ -2,7 +2,7 @@
 
 mod outbound;
 
-pub(crate) use outbound::{Body, Carried, Outgoing};
+pub(crate) use outbound::{Body, Carried, Outgoing, Terms};
 
 use crate::codec::{Coding, Compression, Judge};
 use crate::config::Timing;
@@ -204,20 +204,14 @@ impl Session {
     }
 
     /// Begins a transfer; `None` when it was begun before or ended.
-    pub(crate) fn begin(
-        &self,
-        id: TransferId,
-        priority: u8,
-        credit: u64,
-        judge: Arc<Judge>,
-    ) -> Option<Arc<AtomicBool>> {
+    pub(crate) fn begin(&self, id: TransferId, terms: Terms) -> Option<Arc<AtomicBool>> {
         let mut state = self.state.lock();
         if state.closed || state.transfers.contains_key(&id) || state.ended.contains(&id) {
             return None;
         }
         let cancelled = Arc::new(AtomicBool::new(false));
-        judge.begin();
-        let transfer = Outbound::new(priority, credit, Arc::clone(&cancelled), judge);
+        terms.judge.begin();
+        let transfer = Outbound::new(terms, Arc::clone(&cancelled));
         state.transfers.insert(id, transfer);
         Some(cancelled)
     }
@@ -372,13 +366,14 @@ impl Session {
             };
             transfer.unacked.insert(item.part, unacked);
             let manifest = transfer.manifest_for(lane, id, item.part);
-            let judge = Arc::clone(&transfer.judge);
+            let (judge, claims) = (Arc::clone(&transfer.judge), Arc::clone(&transfer.claims));
             enqueue(&mut state.rings, id, transfer);
             return Some(Outgoing {
                 transfer: id,
                 manifest,
                 item,
                 judge,
+                claims,
             });
         }
     }
@@ -408,10 +403,13 @@ impl Session {
         }
     }
 
-    /// The peer got it damaged.
+    /// The peer got it damaged, or has lost what it said it had.
     pub(crate) fn nack(&self, id: TransferId, part: Part) {
         self.with(id, |transfer| {
             if let Some(unacked) = transfer.unacked.remove(&part) {
+                if let Body::Chunk { carried, .. } = &unacked.item.body {
+                    carried.asked_for.store(true, Ordering::Relaxed);
+                }
                 transfer.put_back(unacked.item);
             }
         });

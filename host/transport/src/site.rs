@@ -5,6 +5,7 @@ use crate::config::{Admission, Egress, PeerLink, Priority, TransportConfig, purp
 use crate::counters::Counters;
 use crate::hello::Identity;
 use crate::inbound::Arrived;
+use crate::landing::{Ground, StoreAndForward, set_of};
 use crate::link::{Link, LinkSpec};
 use crate::memory::Memory;
 use crate::pacer::Pacer;
@@ -18,7 +19,8 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use portolan_base::{Bytes, Random, SiteName, TransferId};
 use portolan_ports::{
-    KvOrder, KvPiece, KvSource, LinkReading, Pull, PullEvent, QuarantinedSet, TransferError, Transport,
+    KvOrder, KvPiece, KvSource, Landing, LinkReading, Pull, PullEvent, QuarantinedSet, TransferError,
+    Transport,
 };
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -42,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) sessions: Sessions,
     pub(crate) memory: Arc<Memory>,
     pub(crate) quarantine: Arc<Quarantine>,
+    landing: Option<Arc<dyn Landing>>,
     random: Arc<dyn Random>,
     links: Mutex<HashMap<SiteName, (Arc<Link>, CancellationToken)>>,
     admitted: Mutex<HashMap<SiteName, Admitted>>,
@@ -93,6 +96,14 @@ impl Shared {
         self.config.admission == Admission::AnyPeer || self.admitted.lock().contains_key(site)
     }
 
+    /// Where the chunks of an order may land.
+    fn ground(&self, link: &Link, order: &KvOrder) -> Option<Ground> {
+        let landing = self.landing.as_ref();
+        let landing = landing.filter(|_| link.landing != StoreAndForward::Never)?;
+        let set = landing.open(set_of(order), Arc::new(order.provenance()))?;
+        Some(Ground::new(set))
+    }
+
     /// What paces the KV for a site.
     pub(crate) fn pacer_of(&self, site: &SiteName) -> Arc<Pacer> {
         let mut admitted = self.admitted.lock();
@@ -132,6 +143,8 @@ pub struct TransportParts {
     pub wiring: Arc<dyn Wiring>,
     /// Reads what the network stack knows of them.
     pub probe: Arc<dyn LinkProbe>,
+    /// Where transfers land that a poor link cuts; none: they begin anew.
+    pub landing: Option<Arc<dyn Landing>>,
 }
 
 /// The links of one site. Dropping it closes every socket and ends every task.
@@ -178,6 +191,7 @@ impl SiteTransport {
             random,
             wiring,
             probe,
+            landing: None,
         };
         Self::bind_parts(config, parts).await
     }
@@ -193,6 +207,7 @@ impl SiteTransport {
         let shared = Arc::new(Shared {
             memory: Memory::new(config.memory),
             quarantine: Arc::default(),
+            landing: parts.landing,
             config,
             source: parts.source,
             wiring: parts.wiring,
@@ -246,6 +261,7 @@ impl SiteTransport {
                 lanes,
                 chunk,
                 quantised: way.quantised,
+                landing: way.landing,
                 max_resend: shared.config.max_resend,
                 deadline: shared.config.deadline,
                 window: shared.config.window,
@@ -299,6 +315,7 @@ impl SiteTransport {
         if shared.quarantine.holds(peer, &order, Instant::now()) {
             return Err(TransferError::Quarantined { peer: peer.clone() });
         }
+        let ground = shared.ground(&link, &order);
         let transfer = TransferId::draw(&*shared.random);
         // Lanes must never wait for the consumer of one transfer: what they put here is bounded by what the holder was
         // granted, and that grows only as the consumer takes pieces out of the channel behind it.
@@ -310,6 +327,7 @@ impl SiteTransport {
             order,
             priority.to_wire(),
             (sender, watcher.clone().drop_guard()),
+            ground,
         );
         if !begun || ended.is_cancelled() {
             return Err(link.down("the link broke before the order was sent"));

@@ -369,6 +369,20 @@ impl KvCache for Cache {
         &self.tiers
     }
 
+    fn hand_down(&self, take: &mut dyn FnMut(Arc<PoolBlock>, Moment) -> bool) {
+        if !self.has_tiers() {
+            return;
+        }
+        let _open = self.tiers.open();
+        let order = self.pool.lock().latest_first();
+        for id in order {
+            let handed = self.pool.lock().handed(&id);
+            if handed.is_some_and(|(block, used_at)| !take(block, used_at)) {
+                return;
+            }
+        }
+    }
+
     fn now(&self) -> Moment {
         self.clock.now()
     }

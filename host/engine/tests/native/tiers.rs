@@ -6,13 +6,14 @@ use crate::support::{
 };
 use portolan_base::kv::KvWindow;
 use portolan_base::{BlockId, Bytes, ModelName};
-use portolan_disk::{DiskConfig, DiskTier, Realm};
+use portolan_disk::{DiskConfig, DiskTier, LandingConfig, Realm};
 use portolan_engine::{InstanceConfig, LoadedModel, NativeInstance, Surroundings, load_model};
 use portolan_kv::tier::{BlockTier, HostTier, Tiers};
 use portolan_kv::{PoolConfig, Selector};
 use portolan_ports::{Engine, Role};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 fn disk(model: &LoadedModel, folder: &Path) -> Arc<DiskTier> {
     let name = ModelName::new("model").unwrap();
@@ -25,6 +26,7 @@ fn disk(model: &LoadedModel, folder: &Path) -> Arc<DiskTier> {
         secret: [7; 32],
         pool: PoolConfig::of(Bytes(64 << 20)),
         queue: Bytes(64 << 20),
+        landing: LandingConfig::NONE,
         secure_delete: true,
     };
     Arc::new(DiskTier::open(config).unwrap())
@@ -201,4 +203,35 @@ async fn under_a_window_nothing_goes_down_and_orders_reach_over_what_the_pool_le
     assert_eq!(engine.held(&key(), &tokens).tokens, 64);
     assert_eq!(tiers.invalidate(&Selector::All), 1);
     assert_eq!(engine.held(&key(), &tokens).tokens, 0);
+}
+
+#[tokio::test]
+async fn what_a_pool_hands_down_before_the_end_is_found_at_the_next_start() {
+    let prompt = prompt(200);
+    for name in MODELS {
+        let model = load(name);
+        let folder = tempfile::tempdir().unwrap();
+        let files = disk(&model, folder.path());
+        let engine = above(&model, 64 << 20, vec![files.clone()]);
+        let expected = answer_from(&engine, &prompt).await;
+        assert_eq!(files.usage().blocks, 0, "{name}: nothing was pushed out");
+        let until = Instant::now() + Duration::from_secs(10);
+        engine
+            .cache()
+            .unwrap()
+            .hand_down(&mut |block, used_at| files.take(block, used_at, until));
+        files.settle();
+        drop((engine, files));
+
+        let files = disk(&model, folder.path());
+        let engine = above(&model, 64 << 20, vec![files.clone()]);
+        let (_, report) = prefill(&engine, prefill_job(&prompt[..199], 0)).await.unwrap();
+        assert_eq!((report.cached, report.computed), (192, 7), "{name}");
+        let again = answer_from(&engine, &prompt).await;
+        assert_eq!(
+            (again.bits(), again.tokens),
+            (expected.bits(), expected.tokens),
+            "{name}"
+        );
+    }
 }

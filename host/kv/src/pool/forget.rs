@@ -2,7 +2,7 @@
 
 use super::{Entry, PrefixPool};
 use crate::block::{Kept, PoolBlock};
-use portolan_base::{BlockId, Dependency, Moment, Scope};
+use portolan_base::{BlockId, Dependency, Moment, Provenance, Scope};
 use std::sync::Arc;
 
 /// Which blocks an order is about.
@@ -27,12 +27,20 @@ impl Selector {
     /// Whether the order is about a block, what the block was computed on left aside.
     pub fn covers<K>(&self, block: &PoolBlock<K>) -> bool {
         match self {
-            Self::All => true,
-            Self::Scope(scope) => block.about.scope == *scope,
             Self::Block(id) => block.id == *id,
+            _ => self.covers_some_of(&block.about),
+        }
+    }
+
+    /// Whether the order is, or may be, about KV of which only this is known: any KV may have been computed on top of
+    /// one block.
+    pub fn covers_some_of(&self, about: &Provenance) -> bool {
+        match self {
+            Self::All | Self::Block(_) => true,
+            Self::Scope(scope) => about.scope == *scope,
             Self::Outdated { by, of } => {
-                let mut on = block.about.dependencies.iter();
-                of.as_ref().is_none_or(|of| block.about.scope == *of)
+                let mut on = about.dependencies.iter();
+                of.as_ref().is_none_or(|of| about.scope == *of)
                     && on.any(|d| d.kind == by.kind && d.name == by.name && d.version != by.version)
             }
         }

@@ -310,3 +310,28 @@ fn a_block_that_depends_on_too_much_is_not_reused() {
         "it would inherit 200"
     );
 }
+
+#[test]
+fn what_was_used_last_is_handed_on_first_and_its_beginning_before_it() {
+    let mut pool = pool(Bytes(1 << 20));
+    let later = NOW + Duration::from_secs(1);
+    for path in [&[1u8][..], &[1, 2], &[1, 2, 3], &[7], &[7, 8]] {
+        pool.insert(block(path, 100, None), NOW);
+    }
+    pool.lookup(
+        &chain(&[7, 8]),
+        &about(scope("acme"), &[on("document", "1")]),
+        later,
+    );
+    let order = pool.latest_first();
+    assert_eq!(order, [chain(&[7, 8]), chain(&[1, 2, 3])].concat());
+    let (handed, used_at) = pool.handed(&order[1]).unwrap();
+    assert_eq!(used_at, later);
+    assert_eq!(
+        *handed.about.dependencies,
+        [on("document", "1")],
+        "what its users said"
+    );
+    assert!(pool.handed(&id(&[9])).is_none());
+    assert_eq!(pool.blocks(), 5, "they stay");
+}

@@ -73,4 +73,14 @@ impl BlockTier for HostTier {
     fn each(&self, show: &mut dyn FnMut(Card)) {
         self.0.lock().iter().for_each(|seen| show(seen.into()));
     }
+
+    fn hand_down(&self, take: &mut dyn FnMut(Arc<PoolBlock>, Moment) -> bool) {
+        let order = self.0.lock().latest_first();
+        for id in order {
+            let handed = self.0.lock().handed(&id);
+            if handed.is_some_and(|(block, used_at)| !take(block, used_at)) {
+                return;
+            }
+        }
+    }
 }

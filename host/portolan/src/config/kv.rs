@@ -2,6 +2,7 @@
 
 use super::{Config, ConfigError};
 use portolan_base::{Bytes, ModelName, Scope};
+use portolan_disk::LandingConfig;
 use portolan_engine::CacheConfig;
 use portolan_kv::{PoolConfig, Shares};
 use serde::Deserialize;
@@ -9,6 +10,9 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// What lands has an eighth of a disk tier: it is needed only while links are poor.
+const LANDING_PART: u64 = 8;
 
 /// Thousandths of a pool.
 const WHOLE: u32 = 1000;
@@ -49,6 +53,10 @@ pub struct TiersConfig {
     pub disk_dir: Option<PathBuf>,
     /// Blocks that may wait to be written, in MiB.
     pub disk_queue_mib: u64,
+    /// Of the disk, MiB for what transfers brought that a poor link cut; 0: none; left out: an eighth.
+    pub landing_mib: Option<u64>,
+    /// Seconds that it waits for the next transfer of the same KV.
+    pub landing_ttl_s: u64,
     /// Whether files are overwritten before they are unlinked.
     pub secure_delete: bool,
 }
@@ -61,8 +69,27 @@ impl Default for TiersConfig {
             disk_dir: None,
             // A burst of evictions of some seconds at the speed of a common SSD, without filling the memory.
             disk_queue_mib: 64,
+            landing_mib: None,
+            // A link that is down for longer is repaired by hand, and a prompt that waits for longer is not asked again.
+            landing_ttl_s: 3600,
             secure_delete: false,
         }
+    }
+}
+
+impl TiersConfig {
+    /// What may land on the disk of one model.
+    pub fn landing(&self) -> LandingConfig {
+        let mib = self.landing_mib.unwrap_or(self.disk_mib / LANDING_PART);
+        LandingConfig {
+            budget: Bytes(mib << 20),
+            time_to_live: Duration::from_secs(self.landing_ttl_s),
+        }
+    }
+
+    /// What is left of the disk for blocks, in MiB.
+    pub fn blocks_mib(&self) -> u64 {
+        self.disk_mib.saturating_sub(self.landing().budget.0 >> 20)
     }
 }
 
@@ -71,6 +98,24 @@ impl Config {
         if self.kv.time_to_live_s == Some(0) {
             let problem = "at least 1 is needed; leave it out to keep KV until its room is needed";
             return Err(ConfigError::value("kv.time_to_live_s", problem));
+        }
+        for site in &self.sites {
+            let tiers = &site.kv_tiers;
+            if tiers
+                .landing_mib
+                .is_some_and(|mib| mib > 0 && mib >= tiers.disk_mib)
+            {
+                let key = format!("sites.{}.kv_tiers.landing_mib", site.name);
+                let problem = "it is part of `disk_mib`, and has to leave some of it to blocks";
+                return Err(ConfigError::value(key, problem));
+            }
+            if tiers.landing_ttl_s == 0 {
+                let key = format!("sites.{}.kv_tiers.landing_ttl_s", site.name);
+                return Err(ConfigError::value(
+                    key,
+                    "at least 1 is needed; set `landing_mib` to 0 to keep nothing",
+                ));
+            }
         }
         let models: BTreeSet<&ModelName> = self.models.iter().map(|model| &model.name).collect();
         for prefix in &self.kv.public_prefixes {
@@ -166,6 +211,35 @@ mod tests {
             (cache.snapshot_blocks.get(), cache.time_to_live),
             (4, Some(Duration::from_secs(60)))
         );
+    }
+
+    #[test]
+    fn what_lands_has_a_part_of_the_disk() {
+        let tiers = |landing_mib| TiersConfig {
+            disk_mib: 800,
+            landing_mib,
+            ..TiersConfig::default()
+        };
+        let parts = |landing_mib| {
+            let tiers = tiers(landing_mib);
+            (tiers.landing().budget.0 >> 20, tiers.blocks_mib())
+        };
+        assert_eq!(parts(None), (100, 700));
+        assert_eq!(parts(Some(0)), (0, 800));
+        assert_eq!(parts(Some(300)), (300, 500));
+        for (tiers, named) in [
+            ("disk_mib: 8, landing_mib: 8", "disk_mib"),
+            ("landing_mib: 1", "disk_mib"),
+            ("landing_ttl_s: 0", "landing_ttl_s"),
+        ] {
+            let text = format!(
+                "{{data_dir: data, operator_keys: [op], models: [{{name: m, path: m.gguf}}],
+                   sites: [{{name: paris, jurisdiction: eu, listen: '127.0.0.1:0', kv_tiers: {{{tiers}}},
+                             instances: [{{name: p1, model: m}}]}}]}}"
+            );
+            let refused = Config::parse(&text).unwrap_err().to_string();
+            assert!(refused.contains(named), "{refused}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::LinkCompression;
 use portolan_base::{BitsPerSecond, SiteName};
 use portolan_fleet::LinkSpec;
-use portolan_transport::{Egress, LinkPath, PeerLink};
+use portolan_transport::{Egress, LinkPath, PeerLink, StoreAndForward};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -33,12 +33,38 @@ pub struct LinkConfig {
     /// How KV is made smaller on it.
     #[serde(default)]
     pub compression: LinkCompression,
+    /// When what comes is kept on the receiver's disk for the case that its transfer breaks.
+    #[serde(default)]
+    pub store_and_forward: LinkLanding,
     /// Ways to the site KV comes from; none: where it listens.
     #[serde(default)]
     pub paths: Vec<PathConfig>,
     /// Makes the real sockets behave like a wide-area link, for demos and drills.
     #[serde(default)]
     pub simulate: Option<SimulatedWan>,
+}
+
+/// When what a transfer brings is kept, so that another one of the same KV goes on from there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkLanding {
+    /// When the link is too poor for what crosses it, as it was measured.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl From<LinkLanding> for StoreAndForward {
+    fn from(landing: LinkLanding) -> Self {
+        match landing {
+            LinkLanding::Auto => Self::WhenPoor,
+            LinkLanding::Always => Self::Always,
+            LinkLanding::Never => Self::Never,
+        }
+    }
 }
 
 /// One way to a site.
@@ -88,6 +114,7 @@ impl LinkConfig {
             rtt: Duration::from_millis(self.rtt_ms),
             lanes: self.lanes,
             quantised: self.compression.quant(),
+            landing: self.store_and_forward.into(),
         }
     }
 }

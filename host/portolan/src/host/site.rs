@@ -13,21 +13,23 @@ use portolan_fleet::{Agent, Chart, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
-use portolan_transport::{Admission, SiteTransport, TransportConfig};
+use portolan_transport::{Admission, SiteTransport, TcpInfo, TransportConfig, TransportParts};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// How long answers under way may take after the host was told to stop. Supervisors kill after 10 s (docker) or 30 s
+/// How long answers under way, and writing KV to disk, may take after the host was told to stop. Supervisors kill after 10 s (docker) or 30 s
 /// (Kubernetes); nine leave a second to close links and store.
 const DRAIN: Duration = Duration::from_secs(9);
 
 /// How long a site waits for its instances to be warm before it opens without them.
 const WARM_UP: Duration = Duration::from_secs(30);
+/// How long KV is written to disk even when answers took all of [`DRAIN`]: some 100 MiB on a common disk.
+const WRITE_LEAST: Duration = Duration::from_millis(500);
 
 /// A site of this process.
 pub struct RunningSite {
@@ -61,14 +63,16 @@ impl RunningSite {
             .map_err(|e| listen_error("the gateway", config.listen, &e))?;
         let peers = Arc::new(LateSource::default());
         let (wiring, renewal) = tls::wiring(config)?;
-        let transport = SiteTransport::bind_with(
-            transport_config(config, shared),
-            Arc::clone(&peers) as Arc<dyn KvSource>,
-            Arc::clone(&shared.random),
+        let parts = TransportParts {
+            source: Arc::clone(&peers) as Arc<dyn KvSource>,
+            random: Arc::clone(&shared.random),
             wiring,
-        )
-        .await
-        .map_err(|e| listen_error("the transport", config.transport, &e))?;
+            probe: Arc::new(TcpInfo),
+            landing: tiers.landing(Arc::clone(&shared.clock)),
+        };
+        let transport = SiteTransport::bind_parts(transport_config(config, shared), parts)
+            .await
+            .map_err(|e| listen_error("the transport", config.transport, &e))?;
         Ok(Self {
             name: config.name.clone(),
             http,
@@ -182,16 +186,19 @@ impl RunningSite {
         self.gateway.as_ref()
     }
 
-    /// Ends the site in order: takes no new clients, lets answers under way finish for at most [`DRAIN`], writes the KV
-    /// that waits for the disk, then closes links and engines.
+    /// Ends the site in order: takes no new clients, lets answers under way finish, writes the KV that lies in memory to
+    /// the disk tier, both together for at most [`DRAIN`], then closes links and engines.
     pub async fn stop(mut self) {
         self.stop.notify_one();
+        let until = Instant::now() + DRAIN;
         if let Some(serving) = self.serving.take()
             && tokio::time::timeout(DRAIN, serving).await.is_err()
         {
             tracing::warn!(site = %self.name, "answers were still under way after {DRAIN:?}; they are cut");
         }
-        std::mem::take(&mut self.tiers).settle().await;
+        let engines = self.engines.values().cloned().collect();
+        let until = until.max(Instant::now() + WRITE_LEAST);
+        std::mem::take(&mut self.tiers).write_down(engines, until).await;
         self.kill().await;
     }
 

@@ -2,11 +2,14 @@
 
 use super::parts::{HostError, Model, Shared};
 use crate::config::SiteConfig;
-use portolan_base::{Bytes, ModelName};
-use portolan_disk::{DiskConfig, DiskTier, Realm};
+use portolan_base::{Bytes, Clock, ModelName};
+use portolan_disk::{DiskConfig, DiskLanding, DiskTier, Realm};
+use portolan_kv::PoolBlock;
 use portolan_kv::tier::{BlockTier, HostTier, Tiers};
+use portolan_ports::{Engine, Landing};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The tiers of a site, and those of them that write files.
 #[derive(Default)]
@@ -16,11 +19,49 @@ pub(super) struct SiteTiers {
 }
 
 impl SiteTiers {
-    /// Waits until what was to be on disk is there.
-    pub(super) async fn settle(self) {
-        let settled = tokio::task::spawn_blocking(move || self.disks.iter().for_each(|disk| disk.settle()));
-        if let Err(error) = settled.await {
+    /// Where transfers land that a poor link cuts; none without a disk.
+    pub(super) fn landing(&self, clock: Arc<dyn Clock>) -> Option<Arc<dyn Landing>> {
+        let landing =
+            || -> Arc<dyn Landing> { Arc::new(DiskLanding::new(self.disks.iter().cloned(), clock)) };
+        (!self.disks.is_empty()).then(landing)
+    }
+
+    /// Writes to disk what lies in memory and nowhere else, the latest first, until it is all there or `until` has come;
+    /// then waits for what was taken, which is no more than the queue holds.
+    pub(super) async fn write_down(self, engines: Vec<Arc<dyn Engine>>, until: Instant) {
+        let written = tokio::task::spawn_blocking(move || {
+            for disk in &self.disks {
+                self.fill(disk, &engines, until);
+                disk.settle();
+            }
+        });
+        if let Err(error) = written.await {
             tracing::error!(%error, "KV was not written to disk to the end");
+        }
+    }
+
+    /// Hands one disk the KV of its model: that of the instances, which was used last, then that of host memory.
+    fn fill(&self, disk: &DiskTier, engines: &[Arc<dyn Engine>], until: Instant) {
+        let mut room = disk.usage().budget.0;
+        let mut take = |block: Arc<PoolBlock>, used_at| {
+            if block.about.model != *disk.model() {
+                return true;
+            }
+            // What comes later was used earlier, and must not push out what came before it.
+            let Some(left) = room.checked_sub(block.size().0) else {
+                return false;
+            };
+            room = left;
+            disk.take(block, used_at, until)
+        };
+        let models = engines
+            .iter()
+            .filter(|engine| engine.describe().model == *disk.model());
+        for cache in models.filter_map(|engine| engine.cache()) {
+            cache.hand_down(&mut take);
+        }
+        for tier in self.all.each() {
+            tier.hand_down(&mut take);
         }
     }
 }
@@ -61,10 +102,12 @@ async fn disk(
     let wanted = config.kv_tiers.clone();
     let root = wanted
         .disk_dir
+        .clone()
         .unwrap_or_else(|| shared.config.data_dir.join("kv"));
     let folder = root.join(config.name.as_str()).join(name.as_str());
+    let landing = wanted.landing();
     let (pool, secret, name) = (
-        shared.config.tier(wanted.disk_mib),
+        shared.config.tier(wanted.blocks_mib()),
         shared.secrets.files,
         name.clone(),
     );
@@ -81,6 +124,7 @@ async fn disk(
             secret,
             pool,
             queue: Bytes(wanted.disk_queue_mib << 20),
+            landing,
             secure_delete: wanted.secure_delete,
         };
         DiskTier::open(config).map_err(HostError::Disk)

@@ -59,7 +59,7 @@ pub(crate) fn frames() -> Vec<Frame> {
         Frame::Chunk(ChunkMeta {
             head,
             attempt: 2,
-            coded: true,
+            carriage: Carriage::Coded,
             checksum: u64::MAX,
         }),
         Frame::Ack(id, Part::Chunk(u32::MAX)),

@@ -105,6 +105,7 @@ fn openings() -> Vec<Frame> {
         transfer: TransferId(9),
         priority: 1,
         credit: 1 << 20,
+        landed: Vec::new(),
         accepts: Coding::READ.to_vec(),
         order: order(&serde_json::from_slice(json).unwrap()).unwrap(),
     };
@@ -173,7 +174,7 @@ fn manifest_with_chunks(coding: Coding, held: u32) -> Vec<u8> {
                 piece_len: coded.map_or(plain, |len| len as u64),
             },
             attempt: 0,
-            coded: false,
+            carriage: crate::frame::Carriage::Plain,
             checksum: 7,
         };
         out.extend(postcard::to_stdvec(&meta).unwrap());

@@ -73,7 +73,7 @@ fn meta(no: u32, layer: u16, tokens: std::ops::Range<u32>, offset: u64, piece_le
             piece_len,
         },
         attempt: 0,
-        coded: false,
+        carriage: Carriage::Plain,
         checksum: u64::from(no),
     }
 }
@@ -105,7 +105,7 @@ fn a_manifest_names_its_coding_and_one_that_is_not_read_here_is_refused() {
     assert_eq!(transfer.manifest(named), Err(Breach::ForeignCoding));
     assert!(transfer.manifest(announcement()).is_ok());
     let mut coded = meta(0, 0, 0..4, 0, 64);
-    coded.coded = true;
+    coded.carriage = Carriage::Coded;
     assert_eq!(
         transfer.place(&coded, 10, CHUNK).unwrap_err(),
         Breach::ForeignCoding
@@ -211,7 +211,7 @@ fn quantised_kv_is_taken_where_it_was_asked_for_and_known_by_its_size() {
         "one that stayed plain"
     );
     let mut twice = meta(2, 0, 12..16, 0, 64);
-    twice.coded = true;
+    twice.carriage = Carriage::Coded;
     assert_eq!(
         transfer.place(&twice, 10, CHUNK).unwrap_err(),
         Breach::ForeignCoding

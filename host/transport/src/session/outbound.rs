@@ -2,6 +2,7 @@
 
 use crate::codec::Judge;
 use crate::frame::{Announcement, ChunkHead, Frame, Outcome, Part, Totals};
+use crate::landing::Claims;
 use bytes::Bytes;
 use portolan_base::TransferId;
 use portolan_base::kv::{KvManifest, LayerKv};
@@ -18,6 +19,20 @@ pub(crate) struct Carried {
     pub(crate) checksum: OnceLock<u64>,
     /// Bytes it took on the wire.
     pub(crate) wire: AtomicU64,
+    /// The receiver asked for its bytes, whatever it said it had.
+    pub(crate) asked_for: AtomicBool,
+}
+
+/// On which terms an order is served.
+pub(crate) struct Terms {
+    /// Its class, 0 first.
+    pub(crate) priority: u8,
+    /// Bytes the receiver has room for.
+    pub(crate) credit: u64,
+    /// Says whether chunks are compressed.
+    pub(crate) judge: Arc<Judge>,
+    /// What the receiver says it has.
+    pub(crate) claims: Arc<Claims>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,6 +96,8 @@ pub(crate) struct Outgoing {
     pub(crate) item: Item,
     /// Says whether chunks of this transfer are compressed.
     pub(crate) judge: Arc<Judge>,
+    /// What the receiver says it has.
+    pub(crate) claims: Arc<Claims>,
 }
 
 /// Something sent and not acknowledged.
@@ -110,6 +127,7 @@ pub(super) struct Outbound {
     pub(super) manifest: Option<KvManifest>,
     pub(super) announced: HashSet<u64>,
     pub(super) judge: Arc<Judge>,
+    pub(super) claims: Arc<Claims>,
     /// What waits, urgent items apart.
     pub(super) ready: [VecDeque<Item>; 2],
     /// In the rings of its class.
@@ -129,13 +147,20 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(priority: u8, credit: u64, cancelled: Arc<AtomicBool>, judge: Arc<Judge>) -> Self {
+    pub(super) fn new(terms: Terms, cancelled: Arc<AtomicBool>) -> Self {
+        let Terms {
+            priority,
+            credit,
+            judge,
+            claims,
+        } = terms;
         Self {
             priority,
             cancelled,
             manifest: None,
             announced: HashSet::new(),
             judge,
+            claims,
             ready: Default::default(),
             queued: [false; 2],
             unacked: HashMap::new(),

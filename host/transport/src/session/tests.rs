@@ -25,12 +25,13 @@ fn session() -> Arc<Session> {
 }
 
 fn begin(session: &Session, id: TransferId, priority: u8) -> Option<Arc<AtomicBool>> {
-    session.begin(
-        id,
+    let terms = Terms {
         priority,
-        u64::MAX,
-        Arc::new(Judge::new(Compression::Off, &[])),
-    )
+        credit: u64::MAX,
+        judge: Arc::new(Judge::new(Compression::Off, &[])),
+        claims: Arc::default(),
+    };
+    session.begin(id, terms)
 }
 
 fn transfer(session: &Arc<Session>, id: TransferId, priority: u8) -> SessionSink {
@@ -177,7 +178,18 @@ fn a_cancelled_transfer_tells_its_source_and_sends_nothing_more() {
 
 fn hybrid(session: &Arc<Session>, id: TransferId, priority: u8, credit: u64) -> SessionSink {
     let judge = Arc::new(Judge::new(Compression::Off, &[]));
-    let cancelled = session.begin(id, priority, credit, judge).unwrap();
+    let claims = Arc::default();
+    let cancelled = session
+        .begin(
+            id,
+            Terms {
+                priority,
+                credit,
+                judge,
+                claims,
+            },
+        )
+        .unwrap();
     let mut sink = SessionSink {
         session: Arc::clone(session),
         transfer: id,

@@ -450,6 +450,7 @@ async fn the_receiver_learns_what_the_holders_kernel_sends_again() {
         random: Arc::new(Seed::new(5)),
         wiring: Arc::new(PlainTcp),
         probe: Arc::new(Lossy),
+        landing: None,
     };
     let holder = SiteTransport::bind_parts(config("holder"), parts).await.unwrap();
     let asker = asker(config("asker"), holder.address()).await;

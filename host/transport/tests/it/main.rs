@@ -3,6 +3,7 @@
 
 mod chaos;
 mod faults;
+mod landing;
 mod link;
 mod matrix;
 mod pipeline;

@@ -107,3 +107,27 @@ fn kv_on_disk_survives_a_restart_and_not_an_order() {
     assert_eq!(cached(&host, "ka", &second), 0);
     host.stop();
 }
+
+#[test]
+fn a_host_that_is_stopped_finds_its_kv_at_the_next_start_and_one_that_is_killed_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = text("harbour");
+    let host = start(folder.path(), "");
+    cached(&host, "ka", &prompt);
+    let whole = cached(&host, "ka", &prompt);
+    assert!(whole >= 64);
+    assert_eq!(place(&host, "disk")["blocks"], 0, "it all fits into the pool");
+    let Started { runtime, mut host } = host;
+    runtime.block_on(host.kill("paris"));
+    runtime.block_on(host.stop());
+
+    let host = start(folder.path(), "");
+    assert_eq!(cached(&host, "ka", &prompt), 0, "after a kill");
+    assert_eq!(cached(&host, "ka", &prompt), whole);
+    host.stop();
+
+    let host = start(folder.path(), "");
+    assert!(place(&host, "disk")["blocks"].as_u64().unwrap() > 0);
+    assert_eq!(cached(&host, "ka", &prompt), whole, "after a stop");
+    host.stop();
+}
