@@ -22,16 +22,25 @@
 //! # Ok::<(), portolan_planner::LengthsError>(())
 //! ```
 
+mod bound;
+mod egress;
 mod lengths;
 mod model;
 mod profile;
+mod quadratic;
 mod search;
+mod setting;
 #[cfg(test)]
 mod tests;
 mod threshold;
+mod ttft;
 
+pub use bound::{LocalRoles, UpperBound, Worth, upper_bound};
+pub use egress::{cluster_egress, kv_throughput};
 pub use lengths::{LengthDistribution, LengthsError, MeasuredLengths, Slice, TruncatedLogNormal};
 pub use model::{Averaging, Bottleneck, Fleet, Plan, Split, evaluate};
 pub use profile::{DecodeProfile, FitError, PrefillProfile};
 pub use search::{SearchGrid, best_plan};
+pub use setting::{AtBandwidth, Setting};
 pub use threshold::{OffloadCase, offload_threshold};
+pub use ttft::unloaded_ttft_quantile;

@@ -6,6 +6,11 @@ use portolan_base::{BitsPerSecond, Bytes, Permille, Tokens};
 use proptest::prelude::*;
 use std::time::Duration;
 
+mod bound;
+mod egress;
+mod setting;
+mod ttft;
+
 const NOTHING_OFFLOADED: Tokens = Tokens(1_000_000);
 const EVERYTHING_OFFLOADED: Tokens = Tokens(0);
 const BEST: Tokens = Tokens(19_400);

@@ -1,6 +1,7 @@
 //! The offload threshold of a live fleet.
 
 use crate::profile::PrefillProfile;
+use crate::quadratic::Quadratic;
 use portolan_base::kv::KvSize;
 use portolan_base::{BitsPerSecond, Permille, Tokens};
 use std::time::Duration;
@@ -27,16 +28,16 @@ pub struct OffloadCase {
 }
 
 impl OffloadCase {
-    /// What offloading gains: local minus remote seconds, as a polynomial in the length, constant first.
-    fn gain(&self) -> [f64; 3] {
+    /// What offloading gains: local minus remote seconds.
+    fn gain(&self) -> Quadratic {
         let exposed = f64::from(1000u32.saturating_sub(self.overlap.0)) / 1000.0;
         let seconds_per_byte = exposed * 8.0 / self.link.0 as f64;
         let waits = self.local_wait.as_secs_f64() - self.remote_wait.as_secs_f64() - self.rtt.as_secs_f64();
-        [
+        Quadratic([
             self.local.fixed_s - self.remote.fixed_s + waits - seconds_per_byte * self.kv.fixed.0 as f64,
             self.local.per_token_s - self.remote.per_token_s - seconds_per_byte * self.kv.per_token.0 as f64,
             self.local.per_token_squared_s - self.remote.per_token_squared_s,
-        ]
+        ])
     }
 }
 
@@ -52,29 +53,16 @@ pub fn offload_threshold(case: &OffloadCase, longest: Tokens) -> Option<Tokens> 
         return None;
     }
     let gain = case.gain();
-    let at = |tokens: f64| gain[0] + tokens * (gain[1] + tokens * gain[2]);
     let end = f64::from(longest.0);
-    if at(end) <= 0.0 || at(end).is_nan() {
+    if gain.at(end) <= 0.0 || gain.at(end).is_nan() {
         return None;
     }
     // The gain is positive at the end and from the last root before it on.
-    let last_loss = roots(gain)
+    let last_loss = gain
+        .roots()
         .into_iter()
         .flatten()
         .filter(|root| (0.0..end).contains(root))
         .fold(0.0, f64::max);
     Some(Tokens(last_loss as u32))
-}
-
-/// The real roots of c₀ + c₁x + c₂x², computed without cancellation.
-fn roots([c0, c1, c2]: [f64; 3]) -> [Option<f64>; 2] {
-    if c2 == 0.0 {
-        return [(c1 != 0.0).then(|| -c0 / c1), None];
-    }
-    let discriminant = c1 * c1 - 4.0 * c2 * c0;
-    if discriminant < 0.0 {
-        return [None, None];
-    }
-    let q = -(c1 + discriminant.sqrt().copysign(c1)) / 2.0;
-    [Some(q / c2), (q != 0.0).then(|| c0 / q)]
 }
