@@ -28,6 +28,7 @@ mod lengths;
 mod model;
 mod profile;
 mod quadratic;
+pub mod regions;
 mod search;
 mod setting;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 mod bound;
 mod egress;
+mod regions;
 mod setting;
 mod ttft;
 
