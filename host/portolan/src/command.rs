@@ -10,6 +10,7 @@ mod instance;
 mod kv;
 mod logging;
 mod output;
+mod plan;
 mod policy;
 mod request;
 mod rollout;
@@ -29,6 +30,7 @@ pub use bench::{BenchCommand, Compress, TransportArgs};
 pub use instance::InstanceCommand;
 pub use kv::{EstimateArgs, KvCommand, QualityArgs};
 pub use output::Failure;
+pub use plan::{PlanArgs, PlanExample};
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
@@ -84,6 +86,8 @@ pub enum Command {
     /// Look at KV.
     #[command(subcommand)]
     Kv(KvCommand),
+    /// Say which threshold, split and bandwidth serve most.
+    Plan(PlanArgs),
     /// Make certificates for KV between sites.
     #[command(subcommand)]
     Tls(TlsCommand),
@@ -349,6 +353,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Bench(command) => bench::run(&command, json),
         Command::Kv(command) => kv::run(command, json),
+        Command::Plan(args) => plan::run(&args, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
     }

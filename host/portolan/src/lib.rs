@@ -4,12 +4,14 @@
 
 pub mod authoring;
 pub mod bench;
+pub mod chart;
 pub mod client;
 pub mod command;
 pub mod config;
 pub mod host;
 pub mod kv;
 pub mod lab;
+pub mod plan;
 pub mod registry;
 pub mod signing;
 pub mod system;

@@ -28,6 +28,7 @@ const DRAIN: Duration = Duration::from_secs(9);
 
 /// How long a site waits for its instances to be warm before it opens without them.
 const WARM_UP: Duration = Duration::from_secs(30);
+
 /// How long KV is written to disk even when answers took all of [`DRAIN`]: some 100 MiB on a common disk.
 const WRITE_LEAST: Duration = Duration::from_millis(500);
 

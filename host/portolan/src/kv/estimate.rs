@@ -157,6 +157,21 @@ mod tests {
     }
 
     #[test]
+    fn the_published_links_of_dense_models_come_out() {
+        // Their prefill times are what the printed links and the public sizes imply, to the millisecond.
+        let lengths = [1_024, 8_192, 32_768, 131_072];
+        for (model, printed) in [
+            ("minimax-m2.5", [4.94, 32.87, 59.93, 47.82]),
+            ("qwen3-235b-a22b", [4.12, 22.42, 33.35, 21.50]),
+        ] {
+            for (tokens, gbps) in lengths.into_iter().zip(printed) {
+                let link = estimate(&request(model, tokens)).unwrap().gbps_for_prefill.unwrap();
+                assert!((link / gbps - 1.0).abs() < 0.002, "{model} {tokens}: {link} is not {gbps}");
+            }
+        }
+    }
+
+    #[test]
     fn known_dense_models_have_their_public_sizes() {
         for (name, bytes) in [
             ("Qwen3-235B-A22B", 192_512),
