@@ -142,16 +142,54 @@ fn a_holder_that_is_killed_while_it_sends_costs_latency_only() {
     let tokens: Vec<u32> = serde_json::from_value(reply.body["choices"][0]["token_ids"].clone()).unwrap();
     assert_eq!(tokens, expected);
     let record = record_of(&world.client(ACME), reply.request_id.as_deref().unwrap());
-    assert_eq!(fallback_of(&record).0, "computing them");
-    assert_eq!((record.status.as_str(), record.fetches[0].tokens), ("ok", 0));
-    assert_eq!(record.kv.computed_tokens, PROMPT - 1);
+    let came = record.fetches[0].tokens;
+    assert!(fallback_of(&record).0.contains("computing"), "{record:?}");
+    assert_eq!((record.status.as_str(), came % 64), ("ok", 0));
+    assert_eq!(record.kv.computed_tokens, PROMPT - 1 - came);
+}
+
+/// 32 Mbit/s carry about half of the prompt's KV in the 250 ms that a fetch this fast is waited for.
+#[test]
+fn of_a_fetch_that_is_late_what_came_whole_is_kept_and_the_rest_computed() {
+    let slow = Link {
+        delay_ms: 1,
+        rate_mbps: 32,
+    };
+    for (model, partial) in [("tiny-qwen3", true), ("tiny-qwen3_5", false)] {
+        let world = World::start_changed(&oracle_folder(model), slow, eager);
+        computed_in_virginia(&world);
+        let ask = Ask::tokens(&prompt()).local();
+        let answer = world.ask(&ask);
+        let (fetch, kv) = (&answer.record.fetches[0], &answer.record.kv);
+        let reason = fetch
+            .failed
+            .as_deref()
+            .unwrap_or_else(|| panic!("{model}: {fetch:?}"));
+        assert!(reason.contains("did not come within 250ms"), "{model}: {reason}");
+        assert_eq!(
+            fetch.tokens > 0,
+            partial,
+            "states are of the whole length: {model}: {fetch:?}"
+        );
+        assert!(
+            fetch.tokens < BLOCKS && fetch.tokens.is_multiple_of(64),
+            "{model}: {fetch:?}"
+        );
+        assert_eq!(
+            (kv.cached_tokens, kv.computed_tokens),
+            (fetch.tokens, PROMPT - 1 - fetch.tokens)
+        );
+        let expected = world.ask(&ask.clone().by(GLOBEX)).tokens;
+        assert_eq!(answer.tokens, expected, "{model}");
+        assert_eq!(world.ask(&ask).tokens, expected, "{model}: from what was kept");
+    }
 }
 
 #[test]
 fn a_fetch_that_takes_much_longer_than_thought_is_given_up() {
     let slow = Link {
         delay_ms: 1,
-        rate_mbps: 4,
+        rate_mbps: 1,
     };
     let world = World::start_changed(&oracle_folder("tiny-qwen3"), slow, eager);
     computed_in_virginia(&world);

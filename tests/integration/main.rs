@@ -6,6 +6,7 @@
 
 mod cold_start;
 mod fetch;
+mod fetch_abroad;
 mod first_light;
 /// Guests from WebAssembly text, shared with the runtime's own tests; each uses a part of it.
 #[path = "../../host/plugin/tests/policy/guests.rs"]

@@ -82,6 +82,7 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         draw: Default::default(),
         fidelity: Default::default(),
         dependencies: Arc::default(),
+        fetch_from: Default::default(),
         purpose: Default::default(),
     };
     let clock = portolan::system::SystemClock::start();

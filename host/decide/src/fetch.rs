@@ -73,11 +73,14 @@ impl FetchPlan {
         holder: (InstanceIndex, &InstanceView),
     ) -> Option<Self> {
         let (from, holder) = holder;
-        let link = input.fleet.links.get(&(holder.site, here.site))?;
         let held = input.held.get(from.0 as usize).copied().unwrap_or(0);
         let usable = held.min(input.wanted.0) / input.block.0.max(1) * input.block.0;
         let missing = usable.saturating_sub(input.has.0);
-        if !link.up || missing == 0 {
+        if missing == 0 {
+            return None;
+        }
+        let link = input.fleet.link(holder.site, here.site)?;
+        if !link.up {
             return None;
         }
         let bytes = Bytes(u64::from(missing).saturating_mul(input.kv.per_token.0)) + input.kv.fixed;

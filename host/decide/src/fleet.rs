@@ -4,6 +4,7 @@ use crate::standing::Standing;
 use portolan_base::{BitsPerSecond, InstanceName, Permille, Role, SiteName, Tokens};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Position of a site in [`FleetView::sites`], and in the policies' name table.
@@ -109,6 +110,8 @@ pub struct FleetView {
     pub instances: Vec<InstanceView>,
     /// Links by (from, to): KV flows from the prefill site to the decode site.
     pub links: BTreeMap<(SiteIndex, SiteIndex), LinkView>,
+    /// Links that end at other sites than the one that looks, as they were written down: their state is known there.
+    pub elsewhere: Arc<BTreeMap<(SiteIndex, SiteIndex), LinkView>>,
     /// Uncached length above which offloading raises throughput, from the planner.
     pub offload_threshold: Tokens,
     /// Utilisation at which a link counts as congested.
@@ -124,6 +127,12 @@ impl FleetView {
     /// An instance by index.
     pub fn instance(&self, index: InstanceIndex) -> Option<&InstanceView> {
         self.instances.get(index.0 as usize)
+    }
+
+    /// The link from one site to another, as it is known.
+    pub fn link(&self, from: SiteIndex, to: SiteIndex) -> Option<&LinkView> {
+        let ends = (from, to);
+        self.links.get(&ends).or_else(|| self.elsewhere.get(&ends))
     }
 
     /// Instances with their index.

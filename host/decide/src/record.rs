@@ -161,6 +161,12 @@ pub struct FetchRecord {
     pub site: String,
     /// Which of its instances.
     pub instance: String,
+    /// The site that it was to come to: where the prompt is computed.
+    #[serde(default)]
+    pub to_site: String,
+    /// Which of its instances.
+    #[serde(default)]
+    pub to_instance: String,
     /// Prompt tokens that were to come.
     pub wanted_tokens: u32,
     /// Prompt tokens that came and were kept, so that they were not computed; 0 when it failed.
@@ -173,6 +179,9 @@ pub struct FetchRecord {
     pub estimated_ms: f64,
     /// How long computing the same tokens was thought to take, in ms.
     pub computing_ms: f64,
+    /// Why not all of it came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 /// Everything that happened to one request.

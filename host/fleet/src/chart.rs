@@ -9,10 +9,12 @@ use crate::topology::Topology;
 use known::{Known, count};
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
-use portolan_base::{BlockHash, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, SiteName, Tokens};
+use portolan_base::{
+    BlockHash, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Permille, SiteName, Tokens,
+};
 use portolan_decide::{
-    Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkView, Route, SiteIndex, SiteView,
-    Standing,
+    Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, Route, SiteIndex,
+    SiteView, Standing,
 };
 use portolan_policy::NameTables;
 use portolan_ports::{
@@ -29,6 +31,7 @@ pub struct Chart {
     names: Arc<NameTables>,
     instances: Vec<Known>,
     links: BTreeMap<SiteIndex, Mutex<Arriving>>,
+    elsewhere: Arc<BTreeMap<(SiteIndex, SiteIndex), LinkView>>,
     prefixes: Prefixes,
     /// Size of the KV of the site's model, for the offload threshold.
     kv: KvSize,
@@ -70,6 +73,7 @@ impl Chart {
             })
             .collect();
         let names = Arc::new(topology.names().clone());
+        let elsewhere = Arc::new(links_elsewhere(&topology, here));
         let prefixes = Prefixes::new(&topology, here, telling);
         Self {
             topology,
@@ -78,6 +82,7 @@ impl Chart {
             names,
             instances,
             links,
+            elsewhere,
             prefixes,
             kv: engines
                 .values()
@@ -209,6 +214,7 @@ impl Fleet for Chart {
                 .map(|(spec, known)| self.instance_view(spec, known))
                 .collect(),
             links: self.link_views(),
+            elsewhere: Arc::clone(&self.elsewhere),
             offload_threshold: Tokens(0),
             congestion_mark: CONGESTION_MARK,
         };
@@ -275,6 +281,24 @@ impl Fleet for Chart {
             .map(|known| known.set_service(service))
             .ok_or_else(|| NoSuchInstance(instance.clone()))
     }
+}
+
+/// Links between other sites, as the operator wrote them down.
+fn links_elsewhere(topology: &Topology, here: SiteIndex) -> BTreeMap<(SiteIndex, SiteIndex), LinkView> {
+    let view = |spec: &crate::LinkSpec| {
+        let ends = (topology.site_index(&spec.from)?, topology.site_index(&spec.to)?);
+        let link = LinkView {
+            up: true,
+            rtt: spec.rtt,
+            capacity: spec.capacity,
+            busy: Permille(0),
+            loss: Permille(0),
+            price_micros_per_gib: spec.price_micros_per_gib,
+            measured: LinkFigures::default(),
+        };
+        (ends.1 != here).then_some((ends, link))
+    };
+    topology.links().iter().filter_map(view).collect()
 }
 
 #[cfg(test)]

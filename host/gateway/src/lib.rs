@@ -3,12 +3,15 @@
 
 pub mod accepted;
 pub mod answer;
+mod bring;
+mod copy;
 pub mod error;
 pub mod http;
 pub mod in_flight;
 pub mod metrics;
 pub mod outputs;
 pub mod peer;
+mod permission;
 pub mod policies;
 mod public;
 pub mod receive;

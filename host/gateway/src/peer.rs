@@ -1,5 +1,7 @@
 //! Serves the orders of other sites: prefill here, or what is held here; KV streams there.
 
+mod fetch;
+
 use crate::site::Site;
 use crate::stage::jurisdiction;
 use async_trait::async_trait;
@@ -42,7 +44,7 @@ impl KvSource for PeerService {
         &self,
         peer: SiteName,
         order: KvOrder,
-        sink: Box<dyn PieceSink>,
+        mut sink: Box<dyn PieceSink>,
     ) -> Result<PrefillReport, String> {
         let site = self.site.upgrade().ok_or("the site is shutting down")?;
         let engine = engine_for(&site, &order)?;
@@ -57,6 +59,7 @@ impl KvSource for PeerService {
         if !order.purpose.computes() {
             return stream_kept(engine.as_ref(), &key, &order, sink);
         }
+        let fetches = fetch::fetch_first(&site, &peer, &engine, (key, &order), sink.as_mut()).await?;
         let instance = own_index(&site, &order.instance);
         let outcome = stream_prefill(engine.as_ref(), key, order, sink).await;
         // The other site hears of this instance's state from its load reports: it cannot tell a broken engine from a
@@ -69,7 +72,8 @@ impl KvSource for PeerService {
         if let Some((instance, counted)) = instance.zip(counted) {
             site.parts.fleet.outcome(instance, counted);
         }
-        outcome.map_err(|error| error.to_string())
+        let report = outcome.map_err(|error| error.to_string())?;
+        Ok(PrefillReport { fetches, ..report })
     }
 }
 
@@ -182,16 +186,12 @@ fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {
 /// Says whether this site may keep it.
 fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Retention, String> {
     let parts = &site.parts;
-    let (view, names) = (parts.fleet.view(), parts.fleet.names());
-    let peer_index = names.site(peer.as_str()).map(SiteIndex);
-    let peer_index = peer_index.ok_or_else(|| format!("site {peer} is not known here"))?;
+    let view = parts.fleet.view();
+    let peer_index = index_of(site, peer)?;
     let policies = parts.desk.table().for_tenant(&order.tenant, order.draw);
-    let class = names.user_classes.iter().position(|c| *c == order.user_class);
     let subject = Subject {
-        purpose: question_of(order.purpose),
-        data_jurisdiction: jurisdiction(&names, &order.jurisdiction).map_err(|e| e.to_string())?,
-        data_class: class.and_then(|i| u32::try_from(i).ok()).unwrap_or(0),
         from_site: Some(peer_index.0),
+        ..subject_of(site, order, question_of(order.purpose))?
     };
     let labels = BTreeMap::new();
     let mut asker = Asker::new(parts.clock.as_ref(), &labels, order.request.as_str());
@@ -211,6 +211,23 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
         Placement::Resident => Ok(Retention::Keep),
         _ => Ok(Retention::Drop),
     }
+}
+
+fn index_of(site: &Site, peer: &SiteName) -> Result<SiteIndex, String> {
+    let index = site.parts.fleet.names().site(peer.as_str()).map(SiteIndex);
+    index.ok_or_else(|| format!("site {peer} is not known here"))
+}
+
+/// What residency is asked about the data of an order.
+fn subject_of(site: &Site, order: &KvOrder, purpose: Purpose) -> Result<Subject, String> {
+    let names = site.parts.fleet.names();
+    let class = names.user_classes.iter().position(|c| *c == order.user_class);
+    Ok(Subject {
+        purpose,
+        data_jurisdiction: jurisdiction(&names, &order.jurisdiction).map_err(|e| e.to_string())?,
+        data_class: class.and_then(|i| u32::try_from(i).ok()).unwrap_or(0),
+        from_site: None,
+    })
 }
 
 /// Why residency is asked for an order.

@@ -26,6 +26,8 @@ pub struct BrokenOff {
     pub error: TransferError,
     /// Payload that had arrived.
     pub bytes: Bytes,
+    /// The pieces that had arrived whole, each verified.
+    pub pieces: Vec<KvPiece>,
 }
 
 /// Sends `order` to `peer` and returns when everything has arrived. Dropping the future cancels the work there.
@@ -79,7 +81,8 @@ pub async fn receive_within(
                 .iter()
                 .map(|piece| Bytes(piece.bytes.len() as u64))
                 .sum();
-            Err(BrokenOff { error, bytes })
+            let pieces = arrival.pieces;
+            Err(BrokenOff { error, bytes, pieces })
         }
     }
 }

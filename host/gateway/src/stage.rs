@@ -18,9 +18,7 @@ use crate::accepted::Accepted;
 use crate::answer::{Answer, AnswerEvent};
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
-pub(crate) use decide::jurisdiction;
-#[cfg(test)]
-pub(crate) use fetch::Unfetched;
+pub(crate) use decide::{jurisdiction, without_holding_up_others};
 use journey::{Fault, Journey};
 use portolan_decide::{InstanceView, Route};
 use portolan_ports::Cancel;
@@ -118,10 +116,10 @@ impl Journey {
     ) -> Result<(), Fault> {
         let leg = self.leg(route, rest)?;
         self.site.parts.fleet.begins(route);
-        let held = self.fetch(&leg, holders).await;
+        let brought = self.fetch(&leg, holders).await;
         let kv = match leg.is_remote() {
-            false => self.prefill(&leg, held).await?,
-            true => self.transfer(&leg, held).await?,
+            false => self.prefill(&leg, brought.held).await?,
+            true => self.transfer(&leg, brought).await?,
         };
         self.decode(&leg, kv, started).await
     }

@@ -90,7 +90,7 @@ pub struct PrefillJob {
 }
 
 /// What a prefill did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefillReport {
     /// Tokens whose KV the instance had already.
     pub cached: u32,
@@ -100,6 +100,31 @@ pub struct PrefillReport {
     pub queue_us: u64,
     /// Microseconds from then to the last piece.
     pub compute_us: u64,
+    /// What the instance's site fetched for it before, from whom it tried to; empty from an engine.
+    pub fetches: Vec<FetchReport>,
+}
+
+/// One try of a prefill's site to fetch what the instance lacked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchReport {
+    /// The site that holds it.
+    pub site: String,
+    /// Which of its instances.
+    pub instance: String,
+    /// Prompt tokens that were to come.
+    pub wanted: u32,
+    /// Prompt tokens that came and were kept.
+    pub tokens: u32,
+    /// Bytes that crossed.
+    pub bytes: u64,
+    /// Microseconds it took.
+    pub took_us: u64,
+    /// Microseconds it was thought to take.
+    pub estimated_us: u64,
+    /// Microseconds that computing the same tokens was thought to take.
+    pub computing_us: u64,
+    /// Why not all of it came.
+    pub failed: Option<String>,
 }
 
 /// Generates tokens.

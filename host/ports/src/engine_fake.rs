@@ -250,6 +250,7 @@ impl Engine for FakeEngine {
             computed,
             queue_us: 0,
             compute_us: 0,
+            fetches: Vec::new(),
         })
     }
 

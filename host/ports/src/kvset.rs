@@ -110,6 +110,25 @@ impl KvSet {
         })
     }
 
+    /// The longest beginning of whole blocks that these pieces are whole for, however they came: what is left of a set
+    /// that broke off. As whole as any set, only shorter; of no token for a hybrid model, whose states are of the whole
+    /// length alone, and where the pieces leave no beginning.
+    pub fn beginning(layout: Arc<KvLayout>, pieces: &[KvPiece]) -> Self {
+        let most = pieces.iter().map(|piece| piece.id.tokens.end).max().unwrap_or(0);
+        let block = layout.block_tokens.max(1);
+        let mut tokens = most / block * block;
+        while tokens > 0 && !layout.is_hybrid() {
+            let within = pieces.iter().filter(|piece| piece.id.tokens.end <= tokens);
+            let reached = reached(&layout, within.clone());
+            if reached >= tokens {
+                let set = Self::assemble(Arc::clone(&layout), tokens, within.cloned());
+                return set.unwrap_or_else(|_| Self::empty(layout));
+            }
+            tokens = reached / block * block;
+        }
+        Self::empty(layout)
+    }
+
     /// Shapes and number format.
     pub fn layout(&self) -> &Arc<KvLayout> {
         &self.layout
@@ -129,6 +148,27 @@ impl KvSet {
     pub fn pieces(&self) -> impl Iterator<Item = &KvPiece> {
         self.by_layer.iter().flatten()
     }
+}
+
+/// How many tokens from the first on every layer's pieces cover.
+fn reached<'a>(layout: &KvLayout, pieces: impl Iterator<Item = &'a KvPiece> + Clone) -> u32 {
+    let of_layer = |(layer, _): (u16, &LayerKv)| {
+        let mut ranges: Vec<_> = pieces
+            .clone()
+            .filter(|piece| piece.id.layer == layer)
+            .map(|piece| &piece.id.tokens)
+            .collect();
+        ranges.sort_by_key(|range| range.start);
+        let along = |end, range: &&std::ops::Range<u32>| {
+            if range.start <= end {
+                range.end.max(end)
+            } else {
+                end
+            }
+        };
+        ranges.iter().fold(0, along)
+    };
+    (0u16..).zip(&layout.layers).map(of_layer).min().unwrap_or(0)
 }
 
 fn check_cover(layer: u16, layout: &KvLayout, tokens: u32, pieces: &[KvPiece]) -> Result<(), KvSetError> {
@@ -252,6 +292,63 @@ mod tests {
         ] {
             assert!(assemble(missing.clone()).is_err(), "{missing:?}");
         }
+    }
+
+    /// Two attention layers.
+    fn dense() -> Arc<KvLayout> {
+        let mut dense = KvLayout::clone(&layout());
+        dense.layers = vec![dense.layers[0]; 2];
+        Arc::new(dense)
+    }
+
+    fn of_layer(layer: u16, start: u32) -> KvPiece {
+        KvPiece {
+            id: piece_id(layer, start, Tokens(4)),
+            bytes: Bytes::from(vec![start as u8; 64]),
+        }
+    }
+
+    #[test]
+    fn what_broke_off_is_whole_as_far_as_every_layer_came() {
+        let beginning = |pieces: &[KvPiece]| KvSet::beginning(dense(), pieces);
+        let both = |start| [of_layer(0, start), of_layer(1, start)];
+        let all = [both(0), both(4), both(8)].concat();
+        assert_eq!((beginning(&all).tokens(), beginning(&[]).tokens()), (12, 0));
+        // A piece that is missing ends it, whatever came after; pieces come in any order.
+        for (missing, left) in [(5, 8), (4, 8), (3, 4), (2, 4), (1, 0), (0, 0)] {
+            let mut came = all.clone();
+            came.remove(missing);
+            came.reverse();
+            let set = beginning(&came);
+            assert_eq!(set.tokens(), left, "without {missing}");
+            assert_eq!(set.pieces().count() as u32, left / 2);
+        }
+    }
+
+    #[test]
+    fn what_broke_off_is_nothing_where_it_cannot_be_whole() {
+        let pieces = [attention(0, 4), attention(4, 4), state(8)];
+        assert_eq!(
+            KvSet::beginning(layout(), &pieces).tokens(),
+            0,
+            "states are of the whole length"
+        );
+        let mut windowed = KvLayout::clone(&dense());
+        windowed.window = Some(KvWindow { tokens: 3, sinks: 1 });
+        // For 20 tokens block 0 and those from 16 on are sent; the first four tokens alone are whole.
+        let pieces: Vec<_> = [0, 16]
+            .iter()
+            .flat_map(|at| [of_layer(0, *at), of_layer(1, *at)])
+            .collect();
+        let windowed = Arc::new(windowed);
+        assert_eq!(KvSet::beginning(Arc::clone(&windowed), &pieces[..3]).tokens(), 4);
+        let twice = [of_layer(0, 0), of_layer(0, 0), of_layer(1, 0)];
+        assert_eq!(KvSet::beginning(dense(), &twice).tokens(), 0);
+        let torn = KvPiece {
+            bytes: Bytes::from(vec![0; 63]),
+            ..of_layer(1, 0)
+        };
+        assert_eq!(KvSet::beginning(dense(), &[of_layer(0, 0), torn]).tokens(), 0);
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub mod uploads;
 
 pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest};
 pub use engine::{
-    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FinishReason, HeldPrefix,
-    KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FetchReport, FinishReason,
+    HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{Claim, Fleet, InstanceOutcome, NoSuchInstance, OnTheWay, Service};

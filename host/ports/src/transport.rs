@@ -46,6 +46,9 @@ pub struct KvOrder {
     pub fidelity: Fidelity,
     /// What the KV depends on: who keeps it has to know when it is void.
     pub dependencies: Arc<[Dependency]>,
+    /// Sites that the instance may fetch the beginning of the prompt from before it computes: what the request's
+    /// residency answer allows, asked with purpose fetch by who orders. The holder asks its own policies again.
+    pub fetch_from: Arc<[SiteName]>,
     /// What it is for. Not sent with the order: the transport tells the holder the class it travels in.
     #[serde(skip)]
     pub purpose: OrderPurpose,
@@ -175,7 +178,7 @@ pub enum PullEvent {
 }
 
 /// How an order went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullReport {
     /// What the prefill at the other site did.
     pub prefill: PrefillReport,

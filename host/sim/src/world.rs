@@ -419,6 +419,7 @@ impl<'a> World<'a> {
                 .map(|machine| machine.view(now))
                 .collect(),
             links: scenario.links.iter().map(link).collect(),
+            elsewhere: Default::default(),
             offload_threshold: scenario.offload_threshold,
             congestion_mark: scenario.congestion_mark,
         }

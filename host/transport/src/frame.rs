@@ -194,7 +194,7 @@ pub(crate) struct ChunkMeta {
 }
 
 /// What was sent, for the receiver to count against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Totals {
     pub(crate) report: PrefillReport,
     pub(crate) chunks: u32,

@@ -110,6 +110,7 @@ fn order(announcement: &Announcement) -> Option<KvOrder> {
         draw: Default::default(),
         fidelity: Default::default(),
         dependencies: Default::default(),
+        fetch_from: Default::default(),
         purpose: Default::default(),
     })
 }

@@ -485,7 +485,7 @@ impl Inbound {
 
     /// Reports and says `true` once everything that was sent has come.
     pub(crate) fn complete(&self) -> Result<bool, Breach> {
-        let Some(totals) = self.totals else {
+        let Some(totals) = &self.totals else {
             return Ok(false);
         };
         if self.complete > totals.pieces || self.chunks > totals.chunks || self.bytes > totals.bytes {
@@ -503,7 +503,7 @@ impl Inbound {
         }
         let bytes = ByteCount(self.bytes.saturating_sub(self.landed));
         self.emit(PullEvent::Done(PullReport {
-            prefill: totals.report,
+            prefill: totals.report.clone(),
             bytes,
             landed: ByteCount(self.landed),
             chunks_resent: self.resent,

@@ -176,6 +176,7 @@ mod tests {
             draw: Default::default(),
             fidelity: Default::default(),
             dependencies: Arc::default(),
+            fetch_from: Default::default(),
             purpose: Default::default(),
         }
     }

@@ -315,7 +315,7 @@ impl Session {
                 }
                 Ok(report) => {
                     transfer.totals.report = report;
-                    Outcome::Whole(transfer.totals)
+                    Outcome::Whole(transfer.totals.clone())
                 }
                 Err(text) => Outcome::Failed(cut_text(text)),
             };

@@ -352,6 +352,7 @@ fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
         draw: Default::default(),
         fidelity: plan.quant().map_or(Fidelity::Exact, |_| Fidelity::Quantised),
         dependencies: Arc::default(),
+        fetch_from: Default::default(),
         purpose: Default::default(),
     })
 }

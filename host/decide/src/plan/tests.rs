@@ -127,6 +127,7 @@ fn fleet() -> FleetView {
         sites: vec![site("home", EU), site("abroad", US)],
         instances: vec![instance("h1", HOME, 1_000_000), instance("a1", ABROAD, 100_000)],
         links: BTreeMap::from([((ABROAD, HOME), link), ((HOME, ABROAD), link)]),
+        elsewhere: Default::default(),
         offload_threshold: Tokens(0),
         congestion_mark: Permille(700),
     }

@@ -110,6 +110,7 @@ impl PrefillRun {
             computed: (self.job.tokens.len() - running.cached) as u32,
             queue_us: micros(running.started - self.arrived),
             compute_us: micros(running.started.elapsed()),
+            fetches: Vec::new(),
         }))
     }
 

@@ -49,12 +49,15 @@ fn record() -> PathRecord {
         fetches: vec![FetchRecord {
             site: "virginia".into(),
             instance: "v1".into(),
+            to_site: "paris".into(),
+            to_instance: "p1".into(),
             wanted_tokens: 32,
             tokens: 16,
             bytes: 2048,
             took_ms: 1.0,
             estimated_ms: 1.0,
             computing_ms: 2.0,
+            failed: None,
         }],
         fallbacks: Vec::new(),
         status: "ok".into(),
@@ -114,7 +117,7 @@ fn words_that_are_in_no_list_make_no_series() {
 
 #[test]
 fn a_fallback_is_named_by_what_failed() {
-    use crate::stage::Unfetched;
+    use crate::copy::Uncopied;
     use portolan_base::Bytes;
     use portolan_ports::{EngineError, TransferError};
     let peer = portolan_base::SiteName::new("virginia").unwrap();
@@ -165,8 +168,15 @@ fn a_fallback_is_named_by_what_failed() {
             .to_string(),
             "late",
         ),
-        (Unfetched::Residency(detail()).to_string(), "residency"),
-        (Unfetched::NoRoom { bytes: Bytes(1) }.to_string(), "no-room"),
+        (
+            Uncopied::Residency {
+                from: detail(),
+                to: detail(),
+            }
+            .to_string(),
+            "residency",
+        ),
+        (Uncopied::NoRoom { bytes: Bytes(1) }.to_string(), "no-room"),
         (
             TransferError::Refused {
                 peer,

@@ -151,7 +151,7 @@ impl Journey {
 
 /// A policy call blocks: under a millisecond on the calling thread, up to its deadline in the runtime's slow lane. The
 /// other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream.
-pub(super) fn without_holding_up_others<T>(ask: impl FnOnce() -> T) -> T {
+pub(crate) fn without_holding_up_others<T>(ask: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => tokio::task::block_in_place(ask),
         _ => ask(),

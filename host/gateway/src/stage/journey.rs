@@ -2,6 +2,7 @@
 
 use crate::accepted::Accepted;
 use crate::answer::AnswerEvent;
+use crate::copy::blames_link;
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
 use crate::site::Site;
@@ -116,21 +117,6 @@ pub(super) enum Blamed {
     LinkFrom(InstanceIndex),
 }
 
-/// What failed when KV of `holder` did not arrive.
-pub(super) fn blamed_for(error: &TransferError, holder: InstanceIndex) -> Option<Blamed> {
-    match error {
-        TransferError::LinkDown { .. }
-        | TransferError::Stalled { .. }
-        | TransferError::Damaged { .. }
-        | TransferError::Protocol { .. } => Some(Blamed::LinkFrom(holder)),
-        TransferError::UnknownPeer(_)
-        | TransferError::Refused { .. }
-        | TransferError::Quarantined { .. }
-        | TransferError::Late { .. }
-        | TransferError::Cancelled => None,
-    }
-}
-
 /// Why a stage could not do its part.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
@@ -209,8 +195,7 @@ impl Fault {
         }
     }
 
-    /// Who is to blame, for the breakers. Being full is no failure, and what a peer declined it did not break: a peer
-    /// counts its own instances' failures itself and tells of them.
+    /// Who is to blame, for the breakers. Being full is no failure.
     fn blames(&self) -> Option<Blamed> {
         match self {
             Self::Engine {
@@ -218,7 +203,7 @@ impl Fault {
                 error: EngineError::Broken(_),
             }
             | Self::Slow { instance, .. } => Some(Blamed::Instance(*instance)),
-            Self::Transfer { instance, error } => blamed_for(error, *instance),
+            Self::Transfer { instance, error } if blames_link(error) => Some(Blamed::LinkFrom(*instance)),
             _ => None,
         }
     }

@@ -1,16 +1,18 @@
 //! transfer: prefill at another site, its KV streaming here while it runs.
 
+use super::fetch::Brought;
 use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
 use crate::receive::{Arrival, BrokenOff, receive_within};
 use portolan_base::{InstanceName, Tokens};
 use portolan_decide::Route;
-use portolan_ports::{HeldPrefix, InstanceOutcome, KvOrder, KvSet, OrderPurpose, TransferError};
+use portolan_ports::{InstanceOutcome, KvOrder, KvSet, OrderPurpose, TransferError};
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Journey {
     /// Orders the KV from the prefill site and returns it whole and verified.
-    pub(super) async fn transfer(&mut self, leg: &Leg, held: HeldPrefix) -> Result<KvSet, Fault> {
+    pub(super) async fn transfer(&mut self, leg: &Leg, brought: Brought) -> Result<KvSet, Fault> {
+        let Brought { held, sources } = brought;
         let tokens = self.prefill_tokens();
         let layout = Arc::clone(&leg.decoder.describe().layout);
         let Prefiller::At(peer) = &leg.prefiller else {
@@ -27,7 +29,10 @@ impl Journey {
             .saturating_sub(1)
             .saturating_sub(self.held_at(&leg.route));
         let _claim = self.site.parts.fleet.claim(leg.route.prefill, Tokens(uncached));
-        let order = self.order(leg, tokens, held.tokens)?;
+        let order = KvOrder {
+            fetch_from: sources,
+            ..self.order(leg, tokens, held.tokens)?
+        };
         let parts = &self.site.parts;
         let limit = match leg.patience.prefill_elsewhere {
             true => parts.timeouts.prefill(&leg.facts),
@@ -50,7 +55,7 @@ impl Journey {
             ..
         } = match arrival {
             Ok(arrival) => arrival,
-            Err(BrokenOff { error, bytes }) => {
+            Err(BrokenOff { error, bytes, .. }) => {
                 self.record.kv.bytes_moved += bytes.0;
                 self.note_stage_between("transfer", begun, ended);
                 let instance = leg.route.prefill;
@@ -77,6 +82,7 @@ impl Journey {
             .outcome(leg.route.prefill, InstanceOutcome::Served);
         self.note_link(leg.route.prefill, InstanceOutcome::Served);
         self.record.kv.bytes_moved += report.bytes.0;
+        self.note_fetches(leg, report.prefill.fetches);
         self.record.kv.chunks_resent += report.chunks_resent;
         self.record.kv.quantised = report.quantised;
         self.record.kv.cached_tokens = report.prefill.cached.max(held.tokens);
@@ -113,6 +119,7 @@ impl Journey {
                 .exact
                 .fidelity(&self.request.tenant.name, &self.request.tenant.user_class),
             dependencies: Arc::clone(&self.about.dependencies),
+            fetch_from: Arc::default(),
             purpose: OrderPurpose::Serve,
         })
     }

@@ -178,6 +178,7 @@ async fn prefill_elsewhere(
         draw: portolan_decide::Draw::default(),
         fidelity: Default::default(),
         dependencies: Arc::default(),
+        fetch_from: Default::default(),
         purpose: Default::default(),
     };
     let arrival = receive(&here, &peer, order, &layout, &clock)

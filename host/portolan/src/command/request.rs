@@ -3,7 +3,7 @@
 use super::ServerArgs;
 use super::output::{Failure, json, line};
 use crate::client::Client;
-use portolan_decide::record::{CandidateRecord, PolicyRecord, ShadowRecord};
+use portolan_decide::record::{CandidateRecord, FetchRecord, PolicyRecord, ShadowRecord};
 use portolan_decide::{PathRecord, PrefillMode};
 
 pub(super) fn show(id: &str, server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
@@ -54,6 +54,7 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
             quant.as_str()
         ));
     }
+    out.extend(record.fetches.iter().map(said_of_fetch));
     let placements = record
         .placements
         .iter()
@@ -79,6 +80,29 @@ pub(super) fn describe(record: &PathRecord) -> Vec<String> {
         out.push(format!("error     {error}"));
     }
     out
+}
+
+/// From where, to where, how much, how long, and why not.
+fn said_of_fetch(fetch: &FetchRecord) -> String {
+    let to = match fetch.to_site.is_empty() {
+        true => String::new(),
+        false => format!(" → {}/{}", fetch.to_site, fetch.to_instance),
+    };
+    let failed = fetch
+        .failed
+        .as_ref()
+        .map_or_else(String::new, |why| format!("; {why}"));
+    format!(
+        "fetch     {}/{}{to}: {} of {} tokens, {} in {:.1} ms ({:.1} ms expected, computing {:.1} ms){failed}",
+        fetch.site,
+        fetch.instance,
+        fetch.tokens,
+        fetch.wanted_tokens,
+        portolan_base::Bytes(fetch.bytes),
+        fetch.took_ms,
+        fetch.estimated_ms,
+        fetch.computing_ms,
+    )
 }
 
 fn said_of_call(call: &PolicyRecord) -> String {
@@ -156,4 +180,38 @@ pub(super) fn timeline(record: &PathRecord) -> Vec<String> {
             )
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_says_from_where_to_where_how_much_and_why_not() {
+        let fetch = FetchRecord {
+            site: "tokyo".into(),
+            instance: "t1".into(),
+            to_site: "virginia".into(),
+            to_instance: "v1".into(),
+            wanted_tokens: 960,
+            tokens: 128,
+            bytes: 2 << 20,
+            took_ms: 250.0,
+            estimated_ms: 80.0,
+            computing_ms: 400.0,
+            failed: Some("it was late".into()),
+        };
+        assert_eq!(
+            said_of_fetch(&fetch),
+            "fetch     tokyo/t1 → virginia/v1: 128 of 960 tokens, 2.0 MiB in 250.0 ms (80.0 ms expected, computing \
+             400.0 ms); it was late"
+        );
+        let older = FetchRecord {
+            to_site: String::new(),
+            failed: None,
+            ..fetch
+        };
+        assert!(said_of_fetch(&older).starts_with("fetch     tokyo/t1: 128 of 960"));
+        assert!(said_of_fetch(&older).ends_with("400.0 ms)"));
+    }
 }

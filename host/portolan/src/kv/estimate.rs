@@ -165,8 +165,14 @@ mod tests {
             ("qwen3-235b-a22b", [4.12, 22.42, 33.35, 21.50]),
         ] {
             for (tokens, gbps) in lengths.into_iter().zip(printed) {
-                let link = estimate(&request(model, tokens)).unwrap().gbps_for_prefill.unwrap();
-                assert!((link / gbps - 1.0).abs() < 0.002, "{model} {tokens}: {link} is not {gbps}");
+                let link = estimate(&request(model, tokens))
+                    .unwrap()
+                    .gbps_for_prefill
+                    .unwrap();
+                assert!(
+                    (link / gbps - 1.0).abs() < 0.002,
+                    "{model} {tokens}: {link} is not {gbps}"
+                );
             }
         }
     }

@@ -26,6 +26,7 @@ fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<Arrived, Tra
         draw: Default::default(),
         fidelity: Default::default(),
         dependencies: Arc::default(),
+        fetch_from: Default::default(),
         purpose: Default::default(),
     };
     let ledger = Ledger::open(&Memory::new(ByteCount(1 << 20)), ByteCount(window));
@@ -144,7 +145,7 @@ fn other_chunks_than_the_holder_sent_are_not_the_same_set() {
         bytes: 64,
         digest: 1,
     };
-    transfer.finish(Outcome::Whole(totals)).unwrap();
+    transfer.finish(Outcome::Whole(totals.clone())).unwrap();
     assert_eq!(
         transfer.complete(),
         Err(Breach::OtherTotals),

@@ -78,6 +78,7 @@ pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
         draw: Default::default(),
         fidelity: Default::default(),
         dependencies: Arc::default(),
+        fetch_from: Default::default(),
         purpose: Default::default(),
     }
 }

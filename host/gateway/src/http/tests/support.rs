@@ -378,6 +378,7 @@ fn view(instances: &[&str]) -> FleetView {
         }],
         instances: instances.iter().map(instance).collect(),
         links: BTreeMap::new(),
+        elsewhere: Default::default(),
         offload_threshold: Tokens(4096),
         congestion_mark: Permille(700),
     }
