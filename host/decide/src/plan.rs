@@ -4,7 +4,7 @@ use crate::ask::{Asker, MAX_DEFER_MS};
 use crate::fleet::{FleetView, InstanceIndex, InstanceView};
 use crate::order::order_by_score;
 use crate::record::{CandidateRecord, DecisionRecord, LeftOut, RouteRecord};
-use crate::request::RequestFacts;
+use crate::request::{RequestFacts, RequestKind};
 use crate::residency::Placements;
 use crate::route::{Candidates, KvSize, Route};
 use crate::standing::Standing;
@@ -141,7 +141,10 @@ impl Desk<'_> {
             ..
         } = *self.input;
         let subject = Subject {
-            purpose: Purpose::Serve,
+            purpose: match request.kind {
+                RequestKind::Prewarm => Purpose::Prewarm,
+                RequestKind::Interactive | RequestKind::Batch => Purpose::Serve,
+            },
             data_jurisdiction: request.jurisdiction,
             data_class: request.user_class,
             from_site: None,

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `/v1/completions`, `/v1/chat/completions` | tenants | `inference.rs`, shapes in `wire.rs`, `whole.rs`, `sse.rs` |
 //! | `/v1/models` | tenants | `models.rs` |
+//! | `/v1/portolan/prewarm` | tenants | `prewarm.rs` |
 //! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `inspect.rs` |
 //! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs`, `rollout.rs` |
 //! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
@@ -24,6 +25,7 @@ mod instances;
 mod kv;
 mod listen;
 mod models;
+mod prewarm;
 mod proposals;
 mod rollout;
 mod sse;
@@ -56,6 +58,7 @@ pub fn router(site: Arc<Site>) -> Router {
     Router::new()
         .route("/v1/completions", post(inference::completions))
         .route("/v1/chat/completions", post(inference::chat))
+        .route("/v1/portolan/prewarm", post(prewarm::prewarm))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .route("/health", get(health))

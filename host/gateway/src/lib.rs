@@ -13,6 +13,7 @@ pub mod outputs;
 pub mod peer;
 mod permission;
 pub mod policies;
+mod prewarmed;
 mod public;
 pub mod receive;
 pub mod records;

@@ -7,10 +7,12 @@ use crate::in_flight::TenantsInFlight;
 use crate::metrics::Metrics;
 use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
+use crate::prewarmed::PrewarmedPrompts;
 use crate::public::PublicPrefixes;
 use crate::records::RecordLog;
 use crate::rollout;
 use crate::stage;
+use crate::stage::accept::Prompts;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
 use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
@@ -123,6 +125,8 @@ impl ExactKv {
 pub struct Site {
     /// What it is made of.
     pub parts: SiteParts,
+    /// Prompts that were computed ahead.
+    pub prewarmed: PrewarmedPrompts<Prompts>,
     /// Second tries that are left.
     pub retries: Mutex<RetryBudget>,
     /// Recent requests.
@@ -148,6 +152,7 @@ impl Site {
     pub fn new(parts: SiteParts) -> Arc<Self> {
         let limits = parts.limits;
         Arc::new(Self {
+            prewarmed: PrewarmedPrompts::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             parts,
             records: RecordLog::new(limits.records),

@@ -11,6 +11,7 @@ mod fetch;
 mod journey;
 mod locate;
 mod prefill;
+pub(crate) mod prewarm;
 mod settle;
 mod transfer;
 

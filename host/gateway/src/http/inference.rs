@@ -37,19 +37,8 @@ async fn infer(
     tag: Tag,
     (headers, body): (HeaderMap, Body),
 ) -> Result<Response, RequestError> {
-    let at = site.parts.clock.now();
-    let principal = auth::principal(&site, &headers)?;
-    body::expect_json(&headers)?;
-    let body = body::read(body, site.parts.limits.body_bytes).await?;
-    let call = Call {
-        endpoint,
-        principal,
-        headers,
-        body,
-        id: tag.0,
-        at,
-    };
-    let order = accept_call(&site, call).await?;
+    let call = read_call(endpoint, &site, tag, (headers, body)).await?;
+    let order = off_the_serving_threads(&site, call, accept).await?;
     let id = order.id.clone();
     // The client's own id goes onto failures too, so it is set here and not where the id is drawn.
     let mut response = match answer(&site, order).await {
@@ -60,7 +49,33 @@ async fn infer(
     Ok(response)
 }
 
-async fn accept_call(site: &Arc<Site>, call: Call) -> Result<Order, RequestError> {
+/// Reads a request with a prompt of whoever has a key.
+pub(super) async fn read_call(
+    endpoint: Endpoint,
+    site: &Site,
+    tag: Tag,
+    (headers, body): (HeaderMap, Body),
+) -> Result<Call, RequestError> {
+    let at = site.parts.clock.now();
+    let principal = auth::principal(site, &headers)?;
+    body::expect_json(&headers)?;
+    let body = body::read(body, site.parts.limits.body_bytes).await?;
+    Ok(Call {
+        endpoint,
+        principal,
+        headers,
+        body,
+        id: tag.0,
+        at,
+    })
+}
+
+/// Accepts a call, a long one where it holds up nobody's stream.
+pub(super) async fn off_the_serving_threads<T: Send + 'static>(
+    site: &Arc<Site>,
+    call: Call,
+    accept: fn(&Site, &Call) -> Result<T, RequestError>,
+) -> Result<T, RequestError> {
     if call.body.len() <= LONG_BODY_BYTES {
         return accept(site, &call);
     }

@@ -9,6 +9,7 @@ mod fetch;
 mod kv;
 mod narrowing;
 mod patience;
+mod prewarm;
 mod quotas;
 mod records;
 mod shapes;

@@ -18,10 +18,12 @@ use bytes::Bytes;
 use fields::Fields;
 use generation::Generation;
 use hints::Hints;
-use portolan_base::{ModelName, Moment, RequestId};
+use portolan_base::{ModelName, Moment, RequestId, TenantName};
+use portolan_decide::{PrefillMode, RequestKind};
 use portolan_ports::{Principal, TenantRecord};
-use prompt::Prompts;
+pub use prompt::Prompts;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bodies above this are accepted off the serving threads: tokenising runs at some 5 MB/s, so that 32 KiB hold a
 /// thread for about 6 ms, the length of one decode step.
@@ -113,7 +115,13 @@ pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
     let (name, model) = served(site, &mut fields)?;
     refused::check(&mut fields)?;
     let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
-    let prompts = Prompts::take(&mut fields, call.endpoint)?.tokenise(model)?;
+    if hints.life.is_some() {
+        let text = "portolan.ttl_s is for /v1/portolan/prewarm, which says how long a prompt is kept";
+        return Err(RequestError::bad_field("portolan.ttl_s", text));
+    }
+    let prompts = Prompts::take(&mut fields, call.endpoint)?;
+    let prompts = after_what_is_warm(site, &hints, (&tenant.name, &name), prompts, call.at)?;
+    let prompts = prompts.tokenise(model)?;
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
     let draft = Draft {
         id,
@@ -129,6 +137,78 @@ pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
         requests,
         options: draft.generation.options,
     })
+}
+
+/// A prompt to be computed ahead of its request.
+#[derive(Debug)]
+pub struct WarmOrder {
+    /// What is computed.
+    pub request: Accepted,
+    /// The prompt as it was sent.
+    pub content: Prompts,
+    /// How long it is to be known.
+    pub life: Option<Duration>,
+}
+
+/// Accepts a prompt that is to be computed ahead of its request: one, in the shape of either inference door. It is computed
+/// at this site.
+pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestError> {
+    let _span = tracing::info_span!("accept", request = %call.id).entered();
+    let mut fields = Fields::parse(&call.body)?;
+    let hints = Hints::take(&mut fields, &call.headers)?;
+    let tenant = narrow::tenant(site, &call.principal, &hints)?;
+    let tenant = narrow::narrow(tenant, &site.parts.fleet.names(), &hints)?;
+    let (name, model) = served(site, &mut fields)?;
+    refused::check(&mut fields)?;
+    let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
+    if !matches!(hints.prefill_mode, PrefillMode::Auto | PrefillMode::LocalOnly) {
+        let text = "a prompt is computed ahead at the site that is asked: leave it out, or say local_only";
+        return Err(RequestError::bad_field("prefill_policy", text));
+    }
+    let content = Prompts::take(&mut fields, call.endpoint)?;
+    let content = after_what_is_warm(site, &hints, (&tenant.name, &name), content, call.at)?;
+    let prompts = content.clone().tokenise(model)?;
+    let life = hints.life;
+    let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
+    let hints = Hints {
+        kind: RequestKind::Prewarm,
+        prefill_mode: PrefillMode::LocalOnly,
+        ..hints
+    };
+    let draft = Draft {
+        id,
+        at: call.at,
+        tenant,
+        model: name,
+        hints,
+        generation,
+    };
+    let mut requests = draft.requests(&prompts, model.description.context_tokens.0)?;
+    match (requests.pop(), requests.is_empty()) {
+        (Some(request), true) => Ok(WarmOrder {
+            request,
+            content,
+            life,
+        }),
+        _ => Err(RequestError::bad_field(
+            "prompt",
+            "one prompt is computed ahead at a time",
+        )),
+    }
+}
+
+/// The prompt, behind the one that its `portolan.cache_id` names.
+fn after_what_is_warm(
+    site: &Site,
+    hints: &Hints,
+    (tenant, model): (&TenantName, &ModelName),
+    prompts: Prompts,
+    now: Moment,
+) -> Result<Prompts, RequestError> {
+    match &hints.cache_id {
+        None => Ok(prompts),
+        Some(id) => site.prewarmed.of(id, tenant, model, now)?.followed_by(prompts),
+    }
 }
 
 fn served<'s>(site: &'s Site, fields: &mut Fields<'_>) -> Result<(ModelName, &'s ServedModel), RequestError> {

@@ -4,12 +4,14 @@
 use super::fields::Fields;
 use super::headers::HeaderHints;
 use crate::error::RequestError;
+use crate::prewarmed::LONGEST_LIFE;
 use axum::http::HeaderMap;
 use portolan_base::RequestId;
 use portolan_decide::{PrefillMode, RequestKind};
 use portolan_policy::Dependency;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// Longest session, trace id or label value in bytes: holds a UUID, a URL or a W3C trace parent several times over.
 pub(super) const TEXT_MAX_BYTES: usize = 512;
@@ -24,7 +26,8 @@ const LABEL_NAME_MAX_BYTES: usize = 63;
 const DEPENDENCIES_MAX: usize = 64;
 
 /// The fields of the `portolan` object.
-const KNOWN: &str = "session, user_class, priority, ttft_slo_ms, batch, jurisdiction, labels, dependencies";
+const KNOWN: &str = "session, user_class, priority, ttft_slo_ms, batch, jurisdiction, labels, dependencies, \
+                     cache_id, ttl_s";
 
 /// What the client said.
 #[derive(Debug)]
@@ -41,6 +44,10 @@ pub(super) struct Hints {
     pub(super) jurisdiction: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) dependencies: Vec<Dependency>,
+    /// A prompt that was computed ahead, before this one.
+    pub(super) cache_id: Option<String>,
+    /// How long a prompt that is computed ahead is to be known.
+    pub(super) life: Option<Duration>,
 }
 
 impl Hints {
@@ -69,6 +76,9 @@ impl Hints {
         let batch = agree("portolan.batch", inner.take::<bool>("batch")?, header.batch)?.unwrap_or(false);
         let labels = labels(inner.take("labels")?.unwrap_or_default(), header.labels)?;
         let dependencies = dependencies(inner.take("dependencies")?.unwrap_or_default())?;
+        let cache_id = inner.text("cache_id", TEXT_MAX_BYTES)?;
+        let longest = LONGEST_LIFE.as_secs() as i64;
+        let life = inner.integer("ttl_s", 1..=longest)?;
         refuse_unknown(&inner)?;
         Ok(Self {
             request_id,
@@ -87,6 +97,8 @@ impl Hints {
             jurisdiction: agree("portolan.jurisdiction", jurisdiction, header.jurisdiction)?,
             labels,
             dependencies,
+            cache_id,
+            life: life.and_then(|s| u64::try_from(s).ok()).map(Duration::from_secs),
         })
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 const PROMPTS_MAX: usize = 64;
 
 /// The prompts of one request. Not empty.
-#[derive(Debug)]
-pub(super) enum Prompts {
+#[derive(Clone, Debug)]
+pub enum Prompts {
     /// One conversation.
     Chat(Vec<ChatMessage>),
     /// Raw texts.
@@ -24,6 +24,41 @@ pub(super) enum Prompts {
 }
 
 impl Prompts {
+    /// Its size, as far as it takes memory.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Chat(messages) => messages.iter().map(|m| m.role.len() + m.content.len()).sum(),
+            Self::Texts(texts) => texts.iter().map(String::len).sum(),
+            Self::Tokens(lists) => lists.iter().map(|list| size_of_val(list.as_slice())).sum(),
+        }
+    }
+
+    /// This prompt, which is one, and behind it each of `next`: as if they had been sent in one piece.
+    pub(super) fn followed_by(self, next: Self) -> Result<Self, RequestError> {
+        match (self, next) {
+            (Self::Chat(mut messages), Self::Chat(more)) => {
+                messages.extend(more);
+                Ok(Self::Chat(messages))
+            }
+            (Self::Texts(first), Self::Texts(next)) => {
+                let first = first.concat();
+                Ok(Self::Texts(
+                    next.into_iter().map(|text| format!("{first}{text}")).collect(),
+                ))
+            }
+            (Self::Tokens(first), Self::Tokens(next)) => {
+                let first = first.concat();
+                let behind = |ids: Vec<i64>| first.iter().copied().chain(ids).collect();
+                Ok(Self::Tokens(next.into_iter().map(behind).collect()))
+            }
+            _ => Err(RequestError::bad_field(
+                "portolan.cache_id",
+                "portolan.cache_id names a prompt of another kind: messages go behind messages, text behind text, \
+                 token ids behind token ids",
+            )),
+        }
+    }
+
     pub(super) fn take(fields: &mut Fields<'_>, endpoint: Endpoint) -> Result<Self, RequestError> {
         match endpoint {
             Endpoint::Chat => messages::take(fields).map(Self::Chat),
