@@ -1,5 +1,6 @@
 //! One peer as the holding site sees it: the transfers it ordered, and which chunk goes out next.
 
+mod opening;
 mod outbound;
 
 pub(crate) use outbound::{Body, Carried, Outgoing, Terms};
@@ -11,6 +12,7 @@ use crate::delivery::Delivery;
 use crate::frame::{ChunkHead, HolderReport, Outcome, Part, cut_text};
 use crate::pacer::Pacer;
 use crate::probe::Segments;
+use opening::Opening;
 use outbound::{Item, Outbound, Unacked, Urgency};
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, KvManifest, KvQuant};
@@ -20,6 +22,7 @@ use portolan_ports::{KvPiece, PieceSink, PrefillReport};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -70,6 +73,8 @@ pub(crate) struct Session {
     start: Instant,
     /// Microseconds from `start` to the last byte on any lane.
     heard: AtomicU64,
+    /// Microseconds of the quickest acknowledgement of a chunk.
+    quickest: AtomicU64,
     segments: AtomicU64,
     retransmitted: AtomicU64,
     delivery: Mutex<Delivery>,
@@ -91,6 +96,7 @@ impl Session {
             memory: spec.memory,
             start: Instant::now(),
             heard: AtomicU64::new(0),
+            quickest: AtomicU64::new(u64::MAX),
             segments: AtomicU64::new(0),
             retransmitted: AtomicU64::new(0),
             delivery: Mutex::new(Delivery::new()),
@@ -211,7 +217,10 @@ impl Session {
         }
         let cancelled = Arc::new(AtomicBool::new(false));
         terms.judge.begin();
-        let transfer = Outbound::new(terms, Arc::clone(&cancelled));
+        let mut transfer = Outbound::new(terms, Arc::clone(&cancelled));
+        let quickest = self.quickest.load(Ordering::Relaxed);
+        let quickest = (quickest < u64::MAX).then(|| Duration::from_micros(quickest));
+        transfer.opening = Opening::on(quickest, self.chunk);
         state.transfers.insert(id, transfer);
         Some(cancelled)
     }
@@ -300,6 +309,9 @@ impl Session {
                     break;
                 }
             }
+            if let Some(opening) = &mut transfer.opening {
+                opening.piece(piece_len);
+            }
             transfer.totals.pieces += 1;
             transfer.totals.bytes += piece_len;
             transfer.held += piece_len;
@@ -359,6 +371,9 @@ impl Session {
             if let Body::Final(Outcome::Whole(totals)) = &mut item.body {
                 totals.digest = transfer.totals.digest;
             }
+            if let Some(opening) = &mut transfer.opening {
+                opening.sent(item.len());
+            }
             let unacked = Unacked {
                 lane,
                 item: item.clone(),
@@ -391,7 +406,15 @@ impl Session {
             transfer.held = transfer.held.saturating_sub(len);
             state.held = state.held.saturating_sub(len);
             let wire = unacked.item.wire_len();
+            if transfer.opening.is_some() {
+                transfer.arrived(len);
+                enqueue(&mut state.rings, id, transfer);
+                self.wake.notify_waiters();
+            }
             if wire > 0 {
+                let took = now.saturating_duration_since(unacked.sent).as_micros();
+                let took = u64::try_from(took).unwrap_or(u64::MAX);
+                self.quickest.fetch_min(took, Ordering::Relaxed);
                 self.delivery.lock().acked(unacked.sent, wire, now);
             }
         }

@@ -1,5 +1,6 @@
 //! One ordered transfer at its holder: what waits, what is under way, and what may go next.
 
+use super::opening::Opening;
 use crate::codec::Judge;
 use crate::frame::{Announcement, ChunkHead, Frame, Outcome, Part, Totals};
 use crate::landing::Claims;
@@ -141,6 +142,8 @@ pub(super) struct Outbound {
     /// Chunks whose checksum is in the digest.
     pub(super) hashed: u32,
     pub(super) totals: Totals,
+    /// Until its first piece has arrived, on a short path.
+    pub(super) opening: Option<Opening>,
     /// The source did not keep to manifest first.
     pub(super) misuse: bool,
     pub(super) ended: bool,
@@ -168,6 +171,7 @@ impl Outbound {
             begun: 0,
             held: 0,
             hashed: 0,
+            opening: None,
             totals: Totals {
                 report: PrefillReport::default(),
                 chunks: 0,
@@ -185,13 +189,24 @@ impl Outbound {
     pub(super) fn may_send(&self, queue: usize) -> bool {
         self.ready[queue].front().is_some_and(|item| match &item.body {
             Body::Final(Outcome::Whole(totals)) => self.hashed == totals.chunks,
+            Body::Chunk { .. } if self.opening.is_some_and(|opening| opening.is_full()) => false,
             _ => item.begins() == 0 || self.begun < self.credit,
         })
     }
 
     /// Queues something once more, before all that was not sent yet.
     pub(super) fn put_back(&mut self, item: Item) {
+        if let Some(opening) = &mut self.opening {
+            opening.lost(item.len());
+        }
         self.ready[usize::from(!item.urgent)].push_front(item.again());
+    }
+
+    /// A chunk of so many bytes arrived.
+    pub(super) fn arrived(&mut self, len: u64) {
+        if self.opening.as_mut().is_some_and(|opening| opening.arrived(len)) {
+            self.opening = None;
+        }
     }
 
     pub(super) fn is_recurrent(&self, layer: u16) -> bool {

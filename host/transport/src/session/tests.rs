@@ -305,3 +305,75 @@ fn a_peer_with_too_much_waiting_is_full_until_it_acknowledges() {
     session.cancel(A);
     assert!(!session.is_full());
 }
+
+#[test]
+fn on_a_short_path_the_first_piece_arrives_before_much_else_is_sent() {
+    let spec = || SessionSpec {
+        peer: SiteName::new("asker").unwrap(),
+        number: 1,
+        chunk: 1 << 20,
+        timing: Timing {
+            stall: Duration::from_secs(1),
+        },
+        memory: 1 << 30,
+        counters: Arc::default(),
+        pacer: Arc::new(Pacer::new(None)),
+    };
+    let all = |quickest: u64| {
+        let session = Arc::new(Session::new(spec()));
+        session.quickest.store(quickest, Ordering::Relaxed);
+        let lane = session.attach().unwrap();
+        let mut sink = transfer(&session, A, 0);
+        // Two pieces of three chunks.
+        for tokens in [0..4, 4..8] {
+            let bytes = Bytes::from(vec![0; 3 << 20]);
+            let id = PieceId { layer: 0, tokens };
+            sink.piece(KvPiece { id, bytes });
+        }
+        assert_eq!(taken(&session, lane), Some((A, Part::Manifest, 0)));
+        let rest = move || -> Vec<Part> {
+            std::iter::from_fn(|| taken(&session, lane))
+                .map(|(_, part, _)| part)
+                .collect()
+        };
+        rest
+    };
+    assert_eq!(all(u64::MAX)().len(), 6, "nothing is known of the path");
+    assert_eq!(all(50_000)().len(), 6, "a long path");
+
+    let session = Arc::new(Session::new(spec()));
+    session.quickest.store(300, Ordering::Relaxed);
+    let (one, two) = (session.attach().unwrap(), session.attach().unwrap());
+    let mut sink = transfer(&session, A, 0);
+    for tokens in [0..4, 4..8] {
+        let bytes = Bytes::from(vec![0; 3 << 20]);
+        let id = PieceId { layer: 0, tokens };
+        sink.piece(KvPiece { id, bytes });
+    }
+    let rest = |lane| -> Vec<Part> {
+        std::iter::from_fn(|| taken(&session, lane))
+            .map(|(_, part, _)| part)
+            .collect()
+    };
+    assert_eq!(
+        rest(one),
+        [Part::Manifest, Part::Chunk(0), Part::Chunk(1)],
+        "two chunks"
+    );
+    session.ack(A, Part::Chunk(0));
+    assert_eq!(rest(two), [Part::Chunk(2)]);
+    session.detach(one);
+    assert_eq!(
+        rest(two),
+        [Part::Manifest, Part::Chunk(1)],
+        "what was lost is not under way"
+    );
+    session.ack(A, Part::Chunk(2));
+    assert_eq!(rest(two), [Part::Chunk(3)]);
+    session.ack(A, Part::Chunk(1));
+    assert_eq!(
+        rest(two),
+        [Part::Chunk(4), Part::Chunk(5)],
+        "the first piece is there"
+    );
+}
