@@ -38,6 +38,10 @@ bench-index-peers: ## The prefix index beside another router's, on one trace; bu
 	CARGO_BUILD_JOBS=$(or $(CARGO_BUILD_JOBS),1) cargo run --release --quiet \
 		--manifest-path tests/bench/peers-index/Cargo.toml -- $(or $(BLOCKS),2000000)
 
+.PHONY: check-nixl
+check-nixl: ## The build with NIXL: brings libclang and the library, builds and tests it
+	tests/nixl
+
 .PHONY: lint
 lint: ## Formatting and lints
 	cargo fmt --all --check

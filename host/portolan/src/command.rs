@@ -9,6 +9,8 @@ mod generate;
 mod instance;
 mod kv;
 mod logging;
+#[cfg(feature = "nixl")]
+mod nixl_worker;
 mod output;
 mod plan;
 mod policy;
@@ -62,6 +64,10 @@ pub enum Command {
     /// Compile one component: what a running host starts for itself.
     #[command(hide = true)]
     CompileWorker,
+    /// Use NIXL: what a running host starts for itself.
+    #[cfg(feature = "nixl")]
+    #[command(hide = true)]
+    NixlWorker(nixl_worker::NixlWorkerArgs),
     /// Check, upload and activate policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -345,6 +351,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Serve { config } => serve::run(&config, json),
         Command::Demo(args) => demo::run(&args),
         Command::CompileWorker => compile_worker::run(),
+        #[cfg(feature = "nixl")]
+        Command::NixlWorker(args) => nixl_worker::run(&args),
         Command::Policy(command) => policy::run(command, json),
         Command::Tenant(command) => usage::tenant(command, json),
         Command::Fleet { server } => usage::fleet(&server, json),

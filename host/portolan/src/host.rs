@@ -1,5 +1,6 @@
 //! The running host: the sites of one configuration, wired together.
 
+mod carrier;
 mod parts;
 mod site;
 mod tiers;

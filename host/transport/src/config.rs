@@ -116,6 +116,16 @@ impl From<SocketAddr> for LinkPath {
     }
 }
 
+/// What carries the bytes of chunks on a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// The link's own connections.
+    #[default]
+    Own,
+    /// The site's [`crate::Carrier`], and the connections for what it does not bring.
+    Carrier,
+}
+
 /// How to reach a peer that KV is ordered from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerLink {
@@ -131,6 +141,8 @@ pub struct PeerLink {
     pub quantised: Option<KvQuant>,
     /// When what comes is kept for a transfer that may not come to its end.
     pub landing: StoreAndForward,
+    /// What carries the bytes of chunks.
+    pub backend: Backend,
 }
 
 impl From<Vec<SocketAddr>> for PeerLink {

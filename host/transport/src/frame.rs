@@ -118,6 +118,8 @@ pub(crate) struct OrderBody {
     pub(crate) accepts: Vec<Coding>,
     /// What an earlier transfer of the same set brought.
     pub(crate) landed: Vec<LandedChunk>,
+    /// Where a carrier may put chunks.
+    pub(crate) beside: Option<Beside>,
     pub(crate) order: KvOrder,
 }
 
@@ -180,6 +182,22 @@ pub(crate) enum Carriage {
     Coded,
     /// Not at all: the receiver has them from an earlier transfer.
     Landed,
+    /// Beside the connection: they lie at this place of the receiver's window.
+    Beside(u64),
+}
+
+impl Carriage {
+    /// Whether bytes follow the head.
+    pub(crate) const fn is_behind(self) -> bool {
+        matches!(self, Self::Plain | Self::Coded)
+    }
+}
+
+/// A receiver's window, as its carrier describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Beside {
+    pub(crate) invitation: Vec<u8>,
+    pub(crate) bytes: u64,
 }
 
 /// A chunk's head as it travels.

@@ -1,5 +1,6 @@
 //! The holding side: accepts lanes, takes orders, streams what the source yields.
 
+use crate::carrier::{INVITATION_MAX, Slots};
 use crate::codec;
 use crate::config::purpose_of_wire;
 use crate::frame::{
@@ -279,6 +280,7 @@ async fn send_item<W: AsyncWrite + Unpin>(
         item,
         judge,
         claims,
+        slots,
         ..
     } = outgoing;
     match item.body {
@@ -291,6 +293,10 @@ async fn send_item<W: AsyncWrite + Unpin>(
             let checksum = checksum(session, &head, &payload, &carried);
             let (carriage, payload) = if has_landed(&claims, &head, &payload, &carried) {
                 (Carriage::Landed, Bytes::new())
+            } else if let Some(at) = carry(session, slots.as_deref(), &payload, &carried).await {
+                carried.wire.store(payload.len() as u64, Relaxed);
+                session.pacer.spend(Instant::now(), payload.len() as u64);
+                (Carriage::Beside(at), Bytes::new())
             } else {
                 match code(session, &judge, &payload) {
                     Some(coded) => (Carriage::Coded, coded),
@@ -304,8 +310,10 @@ async fn send_item<W: AsyncWrite + Unpin>(
                 checksum,
             };
             let bytes = payload.len();
-            carried.wire.store(bytes as u64, Relaxed);
-            session.pacer.spend(Instant::now(), bytes as u64);
+            if carriage.is_behind() {
+                carried.wire.store(bytes as u64, Relaxed);
+                session.pacer.spend(Instant::now(), bytes as u64);
+            }
             let len = u32::try_from(bytes).unwrap_or(u32::MAX);
             write_counted(session, out, encode_chunk(&meta, len), payload).await
         }
@@ -326,6 +334,17 @@ fn checksum(session: &Session, head: &ChunkHead, payload: &[u8], carried: &Carri
         session.hashed(head.transfer, checksum);
     }
     checksum
+}
+
+/// Puts a chunk into the receiver's window; says where it lies there. None when it has to go over the connection.
+async fn carry(session: &Session, slots: Option<&Slots>, payload: &Bytes, carried: &Carried) -> Option<u64> {
+    let slots = slots.filter(|_| !carried.asked_for.load(Relaxed))?;
+    if carried.slot.get().is_none() {
+        let slot = slots.carry(payload, session.timing.stall).await?;
+        // Only the lane that has taken a chunk carries it.
+        let _ = carried.slot.set(slot);
+    }
+    carried.slot.get().map(|slot| slots.place(*slot))
 }
 
 /// Whether the receiver has these very bytes and did not ask for them.
@@ -366,16 +385,25 @@ fn begin(shared: &Arc<Shared>, session: &Arc<Session>, body: OrderBody) {
     let judge = session.judge(shared.compression_for(&session.peer), &body.accepts);
     let packer = Packer::new(judge.coding());
     let (priority, credit) = (body.priority, body.credit);
-    let claims = Arc::new(Claims::of(body.landed));
-    let begun = session.begin(
-        transfer,
-        Terms {
-            priority,
-            credit,
-            judge,
-            claims,
-        },
-    );
+    let window = body
+        .beside
+        .filter(|window| window.invitation.len() <= INVITATION_MAX);
+    let slots = window.zip(shared.carrier.clone()).map(|(window, carrier)| {
+        Arc::new(Slots::new(
+            carrier,
+            window.invitation,
+            window.bytes,
+            session.chunk,
+        ))
+    });
+    let terms = Terms {
+        priority,
+        credit,
+        judge,
+        claims: Arc::new(Claims::of(body.landed)),
+        slots,
+    };
+    let begun = session.begin(transfer, terms);
     let Some(cancelled) = begun else {
         return;
     };

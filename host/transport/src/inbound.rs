@@ -1,5 +1,6 @@
 //! One transfer as its receiver sees it: chunks go to their place in a piece, whole pieces go out.
 
+use crate::carrier::Window;
 use crate::codec::Coding;
 use crate::frame::{Announcement, Carriage, ChunkHead, ChunkMeta, Outcome, Totals};
 use crate::landing::Ground;
@@ -10,6 +11,7 @@ use portolan_base::kv::{KvManifest, KvQuant, LandedChunk, LayerKv, PieceId};
 use portolan_kv::quant::PieceShape;
 use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -71,6 +73,8 @@ pub(crate) enum Breach {
     ForeignCoding,
     #[error("a chunk without its bytes, which did not land here")]
     NotLanded,
+    #[error("a chunk that lies where no window was opened")]
+    NoWindow,
     #[error("a new piece without room for it")]
     NoCredit,
     #[error("more bytes than the manifest announced")]
@@ -106,6 +110,15 @@ pub(crate) enum Place {
     Duplicate,
 }
 
+/// A window that is open for as long as the transfer is under way.
+struct Opened(Arc<dyn Window>);
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Opened({} bytes)", self.0.bytes())
+    }
+}
+
 /// One transfer under way.
 #[derive(Debug)]
 pub(crate) struct Inbound {
@@ -123,6 +136,8 @@ pub(crate) struct Inbound {
     ground: Option<Ground>,
     /// Its chunks land.
     lands: bool,
+    /// Where a carrier puts chunks.
+    window: Option<Opened>,
     /// Bytes that lay here.
     landed: u64,
     /// Bytes that came and were verified, and since when.
@@ -163,6 +178,7 @@ impl Inbound {
             lossy: None,
             ground: None,
             lands: false,
+            window: None,
             landed: 0,
             came: 0,
             came_since: None,
@@ -201,6 +217,17 @@ impl Inbound {
         self.lands = ground.as_ref().is_some_and(|ground| !ground.before.is_empty());
         self.ground = ground;
         self
+    }
+
+    /// Takes chunks that a carrier puts here.
+    pub(crate) fn beside(mut self, window: Option<Arc<dyn Window>>) -> Self {
+        self.window = window.map(Opened);
+        self
+    }
+
+    /// Where a carrier puts chunks.
+    pub(crate) fn window(&self) -> Option<Arc<dyn Window>> {
+        self.window.as_ref().map(|window| Arc::clone(&window.0))
     }
 
     /// What an order says of chunks that landed.
@@ -373,6 +400,11 @@ impl Inbound {
         if meta.carriage == Carriage::Landed && !self.has_landed(head, chunk) {
             return Err(Breach::NotLanded);
         }
+        if let Carriage::Beside(at) = meta.carriage
+            && !self.is_in_window(at, head.piece_len.saturating_sub(head.offset).min(chunk))
+        {
+            return Err(Breach::NoWindow);
+        }
         let rest = head
             .piece_len
             .checked_sub(head.offset)
@@ -384,6 +416,13 @@ impl Inbound {
             return Err(Breach::ForeignChunk);
         }
         usize::try_from(head.offset / chunk).map_err(|_| Breach::ForeignChunk)
+    }
+
+    fn is_in_window(&self, at: u64, len: u64) -> bool {
+        let end = at.checked_add(len);
+        let window = self.window.as_ref();
+        end.zip(window)
+            .is_some_and(|(end, window)| end <= window.0.bytes())
     }
 
     /// Whether the order said that this chunk lies here.

@@ -278,8 +278,8 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
     }
 
     async fn take_chunk(&mut self, meta: ChunkMeta, len: u32) -> Result<(), LaneError> {
-        if meta.carriage == Carriage::Landed {
-            return self.take_landed(&meta, len).await;
+        if !meta.carriage.is_behind() {
+            return self.take_absent(&meta, len).await;
         }
         let (id, part) = (meta.head.transfer, Part::Chunk(meta.head.no));
         match self.link.place(&meta, len, self.chunk) {
@@ -309,23 +309,26 @@ impl<R: AsyncRead + Unpin> Receiver<'_, R> {
         Ok(())
     }
 
-    /// A chunk whose bytes lie here: checked like one that came.
-    async fn take_landed(&mut self, meta: &ChunkMeta, len: u32) -> Result<(), LaneError> {
+    /// A chunk whose bytes did not come behind its head: checked like one whose did.
+    async fn take_absent(&mut self, meta: &ChunkMeta, len: u32) -> Result<(), LaneError> {
         if len > 0 {
-            return Err(LaneError::Protocol("bytes with a chunk that has landed"));
+            return Err(LaneError::Protocol("bytes with a chunk that lies elsewhere"));
         }
         let (id, part) = (meta.head.transfer, Part::Chunk(meta.head.no));
         match self.link.place(meta, len, self.chunk) {
             None => {}
             Some(Place::Duplicate) => self.reply(Frame::Ack(id, part)),
             Some(Place::Fresh(mut buffer)) => {
-                let read = read_landed(self.link.ground(id), meta, slot_len(&meta.head, self.chunk)).await;
-                if let Some(bytes) = read {
-                    buffer.extend_from_slice(&bytes);
+                if fetch(self.link, meta, self.chunk, &mut buffer).await {
+                    if meta.carriage != Carriage::Landed
+                        && let Some(ground) = self.link.landing_of(id)
+                    {
+                        buffer = land(ground, meta, buffer).await?;
+                    }
                     self.link.fill(meta, self.chunk, buffer);
                     self.reply(Frame::Ack(id, part));
                 } else {
-                    self.link.not_landed(meta, self.chunk, buffer);
+                    self.link.not_there(meta, self.chunk, buffer);
                     self.reply(Frame::Nack(id, part));
                 }
             }
@@ -407,4 +410,19 @@ async fn read_landed(ground: Option<Ground>, meta: &ChunkMeta, len: usize) -> Op
     });
     let (found, bytes) = read.await.ok().flatten()?;
     (found == meta.checksum).then_some(bytes)
+}
+
+/// Gets a chunk's bytes from where they lie; false when they are not what the holder would have sent.
+async fn fetch(link: &Link, meta: &ChunkMeta, chunk: u32, buffer: &mut BytesMut) -> bool {
+    let (id, len) = (meta.head.transfer, slot_len(&meta.head, chunk));
+    let Carriage::Beside(at) = meta.carriage else {
+        let read = read_landed(link.ground(id), meta, len).await;
+        return read.is_some_and(|bytes| {
+            buffer.extend_from_slice(&bytes);
+            true
+        });
+    };
+    buffer.resize(len, 0);
+    let read = link.window(id).map(|window| window.read(at, buffer));
+    matches!(read, Some(Ok(()))) && meta.head.checksum(buffer) == meta.checksum
 }

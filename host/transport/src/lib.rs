@@ -38,7 +38,7 @@
 //!
 //! | from | frame | fields |
 //! |---|---|---|
-//! | receiver | `Order` | transfer, priority class (0 first), bytes it has room for, codings it reads, chunks that landed, order |
+//! | receiver | `Order` | transfer, priority class (0 first), bytes it has room for, codings it reads, chunks that landed, its window, order |
 //! | receiver | `Credit` | transfer, bytes it has room for, counted from the start |
 //! | holder | `Manifest` | transfer, manifest and coding (as JSON text); at once on one lane, and on every lane before the first chunk of that transfer on it |
 //! | holder | `Chunk` | transfer, chunk number, piece id, offset, length of the piece, attempt, how its bytes come, XXH3-64 of all these but the last two and of the plain payload |
@@ -64,6 +64,11 @@
 //! sends the head alone; the receiver takes them from its disk, verifies them like any others, and says `Nack` when it
 //! cannot: then they are sent.
 //!
+//! **Chunks beside the connection.** Where a link has a [`Carrier`], an order names a window in the receiver's memory. The
+//! holder's carrier writes a chunk's bytes there, then its head goes over the connection as ever, and says where they lie;
+//! the slot is used again once the chunk is acknowledged. `Nack` brings the bytes over the connection, and so does
+//! whatever goes wrong with the carrier.
+//!
 //! **What breaks, and what then.**
 //!
 //! | damage | consequence |
@@ -82,6 +87,7 @@
 //!
 //! **Time.** Timeouts are measured with `tokio::time`, never with the host's clock: they are durations of this process.
 
+mod carrier;
 mod codec;
 mod config;
 mod counters;
@@ -96,6 +102,8 @@ mod landing;
 mod lane;
 mod link;
 mod memory;
+#[cfg(feature = "nixl")]
+mod nixl;
 mod pacer;
 mod paths;
 mod probe;
@@ -107,11 +115,14 @@ pub mod speed;
 mod tls;
 mod wire;
 
+pub use carrier::{Carrier, CarrierError, Window};
 pub use codec::{Coding, Compression};
 pub use config::{
-    Admission, CHUNK_MAX, ClusterSecret, Egress, LinkPath, PeerLink, Priority, TransportConfig,
+    Admission, Backend, CHUNK_MAX, ClusterSecret, Egress, LinkPath, PeerLink, Priority, TransportConfig,
 };
 pub use landing::StoreAndForward;
+#[cfg(feature = "nixl")]
+pub use nixl::{NixlCarrier, NixlConfig, WorkerError, work as nixl_worker};
 pub use probe::{LinkProbe, Segments, TcpInfo};
 pub use site::{SiteTransport, TransportParts};
 pub use tls::{IssueError, Issued, MutualTls, SiteIssuer, TlsError, TlsFiles, TlsIdentity};

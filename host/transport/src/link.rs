@@ -1,9 +1,10 @@
 //! One peer as the ordering site sees it: its lanes, its transfers, and the verdict that it is down or stalled.
 
+use crate::carrier::Window;
 use crate::codec::Coding;
-use crate::config::Timing;
+use crate::config::{Backend, Timing};
 use crate::counters::Counters;
-use crate::frame::{Announcement, Carriage, ChunkMeta, Frame, HolderReport, OrderBody, Outcome};
+use crate::frame::{Announcement, Beside, Carriage, ChunkMeta, Frame, HolderReport, OrderBody, Outcome};
 use crate::inbound::{Breach, Events, Inbound, Place};
 use crate::landing::{CUT_COUNTS, Ground, Outlook, StoreAndForward};
 use crate::memory::{Ledger, Memory};
@@ -73,6 +74,7 @@ pub(crate) struct Link {
     pub(crate) kick: Notify,
     /// When chunks land.
     pub(crate) landing: StoreAndForward,
+    pub(crate) backend: Backend,
     quantised: Option<KvQuant>,
     max_resend: u32,
     deadline: Duration,
@@ -83,6 +85,16 @@ pub(crate) struct Link {
     /// Microseconds from `start` to the last byte on any lane.
     heard: AtomicU64,
     state: Mutex<State>,
+}
+
+/// What a transfer begins with.
+pub(crate) struct Start {
+    pub(crate) order: KvOrder,
+    pub(crate) priority: u8,
+    /// Where its chunks may land.
+    pub(crate) ground: Option<Ground>,
+    /// Where a carrier may put them.
+    pub(crate) window: Option<Arc<dyn Window>>,
 }
 
 /// What a link is made of.
@@ -96,6 +108,7 @@ pub(crate) struct LinkSpec {
     pub(crate) quantised: Option<KvQuant>,
     /// When chunks land.
     pub(crate) landing: StoreAndForward,
+    pub(crate) backend: Backend,
     pub(crate) max_resend: u32,
     pub(crate) deadline: Duration,
     pub(crate) window: Bytes,
@@ -118,6 +131,7 @@ impl Link {
             kick: Notify::new(),
             begun: Notify::new(),
             landing: spec.landing,
+            backend: spec.backend,
             quantised: spec.quantised,
             max_resend: spec.max_resend,
             deadline: spec.deadline,
@@ -275,20 +289,19 @@ impl Link {
     }
 
     /// Begins a transfer; `false` when the last lane broke meanwhile.
-    pub(crate) fn begin(
-        &self,
-        id: TransferId,
-        order: KvOrder,
-        priority: u8,
-        to: (Events, DropGuard),
-        ground: Option<Ground>,
-    ) -> bool {
+    pub(crate) fn begin(&self, id: TransferId, start: Start, to: (Events, DropGuard)) -> bool {
+        let Start {
+            order,
+            priority,
+            ground,
+            window,
+        } = start;
         let mut state = self.state.lock();
         let Some(number) = state.number else { return false };
         let ledger = Ledger::open(&self.memory, self.window);
         let lossy = self.quantised.filter(|_| order.fidelity == Fidelity::Quantised);
         let transfer = Inbound::new(order, priority, number, ledger, to);
-        let transfer = transfer.accepting(lossy).on(ground);
+        let transfer = transfer.accepting(lossy).on(ground).beside(window);
         let frame = order_frame(id, &transfer);
         state.transfers.insert(id, transfer);
         state.outbox.push_back(frame);
@@ -398,8 +411,13 @@ impl Link {
         self.state.lock().transfers.get(&id)?.ground()
     }
 
-    /// A chunk that had landed cannot be read: its place waits for its bytes.
-    pub(crate) fn not_landed(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) {
+    /// Where a carrier puts chunks of a transfer.
+    pub(crate) fn window(&self, id: TransferId) -> Option<Arc<dyn Window>> {
+        self.state.lock().transfers.get(&id)?.window()
+    }
+
+    /// A chunk is not where it should lie: its place waits for its bytes.
+    pub(crate) fn not_there(&self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) {
         self.with(meta.head.transfer, |transfer| {
             transfer.give_back(meta, chunk, buffer);
             Ok(())
@@ -606,6 +624,9 @@ impl Link {
             && let Some(transfer) = self.state.lock().transfers.remove(&id)
         {
             self.quarantine.clear(&self.peer, &transfer.order);
+            if let Some(window) = transfer.window() {
+                window.settle();
+            }
             if let Some(ground) = transfer.landing_of() {
                 // Removing a large file takes a while, and nobody waits for it.
                 tokio::task::spawn_blocking(move || ground.set.clear());
@@ -622,6 +643,10 @@ fn order_frame(id: TransferId, transfer: &Inbound) -> Frame {
         credit: transfer.ledger.granted(),
         accepts: transfer.accepts(),
         landed: transfer.claims(),
+        beside: transfer.window().map(|window| Beside {
+            invitation: window.invitation().to_vec(),
+            bytes: window.bytes(),
+        }),
         order,
     }))
 }

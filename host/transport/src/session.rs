@@ -382,6 +382,7 @@ impl Session {
             transfer.unacked.insert(item.part, unacked);
             let manifest = transfer.manifest_for(lane, id, item.part);
             let (judge, claims) = (Arc::clone(&transfer.judge), Arc::clone(&transfer.claims));
+            let slots = transfer.slots.clone();
             enqueue(&mut state.rings, id, transfer);
             return Some(Outgoing {
                 transfer: id,
@@ -389,6 +390,7 @@ impl Session {
                 item,
                 judge,
                 claims,
+                slots,
             });
         }
     }
@@ -402,6 +404,7 @@ impl Session {
             return;
         };
         if let Some(unacked) = transfer.unacked.remove(&part) {
+            transfer.let_go(&unacked.item);
             let len = unacked.item.len();
             transfer.held = transfer.held.saturating_sub(len);
             state.held = state.held.saturating_sub(len);

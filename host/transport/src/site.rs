@@ -1,12 +1,13 @@
 //! A site's transport: its listener, its links, and their end.
 
+use crate::carrier::{Carrier, CarrierError, Window};
 use crate::codec::Compression;
-use crate::config::{Admission, Egress, PeerLink, Priority, TransportConfig, purpose_of_wire};
+use crate::config::{Admission, Backend, Egress, PeerLink, Priority, TransportConfig, purpose_of_wire};
 use crate::counters::Counters;
 use crate::hello::Identity;
 use crate::inbound::Arrived;
 use crate::landing::{Ground, StoreAndForward, set_of};
-use crate::link::{Link, LinkSpec};
+use crate::link::{Link, LinkSpec, Start};
 use crate::memory::Memory;
 use crate::pacer::Pacer;
 use crate::paths::Paths;
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<Memory>,
     pub(crate) quarantine: Arc<Quarantine>,
     landing: Option<Arc<dyn Landing>>,
+    pub(crate) carrier: Option<Arc<dyn Carrier>>,
     random: Arc<dyn Random>,
     links: Mutex<HashMap<SiteName, (Arc<Link>, CancellationToken)>>,
     admitted: Mutex<HashMap<SiteName, Admitted>>,
@@ -104,6 +106,19 @@ impl Shared {
         Some(Ground::new(set))
     }
 
+    /// Memory that a carrier may put an order's chunks into.
+    async fn window(&self, link: &Link) -> Option<Arc<dyn Window>> {
+        let carrier = self.carrier.as_ref();
+        let carrier = carrier.filter(|_| link.backend == Backend::Carrier)?;
+        let opened = tokio::time::timeout(link.timing.stall, carrier.open(self.config.window.0)).await;
+        let opened = opened.unwrap_or(Err(CarrierError::Stalled(link.timing.stall)));
+        opened
+            .inspect_err(|error| {
+                tracing::warn!(peer = %link.peer, %error, "a carrier cannot be used; KV comes over connections");
+            })
+            .ok()
+    }
+
     /// What paces the KV for a site.
     pub(crate) fn pacer_of(&self, site: &SiteName) -> Arc<Pacer> {
         let mut admitted = self.admitted.lock();
@@ -145,6 +160,8 @@ pub struct TransportParts {
     pub probe: Arc<dyn LinkProbe>,
     /// Where transfers land that a poor link cuts; none: they begin anew.
     pub landing: Option<Arc<dyn Landing>>,
+    /// Carries chunks on links that are to use it; none: they use their connections.
+    pub carrier: Option<Arc<dyn Carrier>>,
 }
 
 /// The links of one site. Dropping it closes every socket and ends every task.
@@ -192,6 +209,7 @@ impl SiteTransport {
             wiring,
             probe,
             landing: None,
+            carrier: None,
         };
         Self::bind_parts(config, parts).await
     }
@@ -208,6 +226,7 @@ impl SiteTransport {
             memory: Memory::new(config.memory),
             quarantine: Arc::default(),
             landing: parts.landing,
+            carrier: parts.carrier,
             config,
             source: parts.source,
             wiring: parts.wiring,
@@ -262,6 +281,7 @@ impl SiteTransport {
                 chunk,
                 quantised: way.quantised,
                 landing: way.landing,
+                backend: way.backend,
                 max_resend: shared.config.max_resend,
                 deadline: shared.config.deadline,
                 window: shared.config.window,
@@ -316,19 +336,20 @@ impl SiteTransport {
             return Err(TransferError::Quarantined { peer: peer.clone() });
         }
         let ground = shared.ground(&link, &order);
+        let window = shared.window(&link).await;
         let transfer = TransferId::draw(&*shared.random);
         // Lanes must never wait for the consumer of one transfer: what they put here is bounded by what the holder was
         // granted, and that grows only as the consumer takes pieces out of the channel behind it.
         let (sender, arrived) = mpsc::unbounded_channel();
         let (forward, events) = mpsc::channel(FORWARD);
         let watcher = CancellationToken::new();
-        let begun = link.begin(
-            transfer,
+        let start = Start {
             order,
-            priority.to_wire(),
-            (sender, watcher.clone().drop_guard()),
+            priority: priority.to_wire(),
             ground,
-        );
+            window,
+        };
+        let begun = link.begin(transfer, start, (sender, watcher.clone().drop_guard()));
         if !begun || ended.is_cancelled() {
             return Err(link.down("the link broke before the order was sent"));
         }

@@ -1,6 +1,6 @@
 //! Links between sites, and the paths they take.
 
-use super::LinkCompression;
+use super::{LinkBackend, LinkCompression};
 use portolan_base::{BitsPerSecond, SiteName};
 use portolan_fleet::LinkSpec;
 use portolan_transport::{Egress, LinkPath, PeerLink, StoreAndForward};
@@ -36,6 +36,9 @@ pub struct LinkConfig {
     /// When what comes is kept on the receiver's disk for the case that its transfer breaks.
     #[serde(default)]
     pub store_and_forward: LinkLanding,
+    /// What carries KV.
+    #[serde(default)]
+    pub backend: LinkBackend,
     /// Ways to the site KV comes from; none: where it listens.
     #[serde(default)]
     pub paths: Vec<PathConfig>,
@@ -115,6 +118,7 @@ impl LinkConfig {
             lanes: self.lanes,
             quantised: self.compression.quant(),
             landing: self.store_and_forward.into(),
+            backend: self.backend.into(),
         }
     }
 }

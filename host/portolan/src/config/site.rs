@@ -1,6 +1,6 @@
 //! Sites and their engine instances.
 
-use super::TiersConfig;
+use super::{NixlSettings, TiersConfig};
 use portolan_base::{Bytes, InstanceName, ModelName, Role, SiteName};
 use portolan_engine::CacheConfig;
 use portolan_fleet::{InstanceSpec, SiteSpec};
@@ -31,6 +31,9 @@ pub struct SiteConfig {
     /// Lets KV leave this machine unencrypted.
     #[serde(default)]
     pub plaintext: bool,
+    /// NIXL, where a link uses it.
+    #[serde(default)]
+    pub nixl: NixlSettings,
     /// Tiers below the instances' own pools.
     #[serde(default)]
     pub kv_tiers: TiersConfig,

@@ -1,6 +1,7 @@
 //! One running site: engines, transport, gateway, agent.
 
 use super::as_port;
+use super::carrier;
 use super::parts::{HostError, Model, Shared};
 use super::tiers::{self, SiteTiers};
 use super::tls::{self, Renewal};
@@ -70,6 +71,7 @@ impl RunningSite {
             wiring,
             probe: Arc::new(TcpInfo),
             landing: tiers.landing(Arc::clone(&shared.clock)),
+            carrier: carrier::of(config, shared),
         };
         let transport = SiteTransport::bind_parts(transport_config(config, shared), parts)
             .await

@@ -106,6 +106,7 @@ fn openings() -> Vec<Frame> {
         priority: 1,
         credit: 1 << 20,
         landed: Vec::new(),
+        beside: None,
         accepts: Coding::READ.to_vec(),
         order: order(&serde_json::from_slice(json).unwrap()).unwrap(),
     };

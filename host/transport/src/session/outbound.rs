@@ -1,6 +1,7 @@
 //! One ordered transfer at its holder: what waits, what is under way, and what may go next.
 
 use super::opening::Opening;
+use crate::carrier::Slots;
 use crate::codec::Judge;
 use crate::frame::{Announcement, ChunkHead, Frame, Outcome, Part, Totals};
 use crate::landing::Claims;
@@ -16,6 +17,8 @@ use tokio::time::Instant;
 /// What was found out about a chunk when it was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Carried {
+    /// Where in the receiver's window its bytes lie.
+    pub(crate) slot: OnceLock<u32>,
     /// Kept for resends: memory that changed meanwhile shows at the receiver.
     pub(crate) checksum: OnceLock<u64>,
     /// Bytes it took on the wire.
@@ -34,6 +37,8 @@ pub(crate) struct Terms {
     pub(crate) judge: Arc<Judge>,
     /// What the receiver says it has.
     pub(crate) claims: Arc<Claims>,
+    /// The receiver's window, where a carrier serves the link.
+    pub(crate) slots: Option<Arc<Slots>>,
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +104,7 @@ pub(crate) struct Outgoing {
     pub(crate) judge: Arc<Judge>,
     /// What the receiver says it has.
     pub(crate) claims: Arc<Claims>,
+    pub(crate) slots: Option<Arc<Slots>>,
 }
 
 /// Something sent and not acknowledged.
@@ -129,6 +135,7 @@ pub(super) struct Outbound {
     pub(super) announced: HashSet<u64>,
     pub(super) judge: Arc<Judge>,
     pub(super) claims: Arc<Claims>,
+    pub(super) slots: Option<Arc<Slots>>,
     /// What waits, urgent items apart.
     pub(super) ready: [VecDeque<Item>; 2],
     /// In the rings of its class.
@@ -156,6 +163,7 @@ impl Outbound {
             credit,
             judge,
             claims,
+            slots,
         } = terms;
         Self {
             priority,
@@ -164,6 +172,7 @@ impl Outbound {
             announced: HashSet::new(),
             judge,
             claims,
+            slots,
             ready: Default::default(),
             queued: [false; 2],
             unacked: HashMap::new(),
@@ -192,6 +201,15 @@ impl Outbound {
             Body::Chunk { .. } if self.opening.is_some_and(|opening| opening.is_full()) => false,
             _ => item.begins() == 0 || self.begun < self.credit,
         })
+    }
+
+    /// A chunk is acknowledged: its place in the receiver's window is free.
+    pub(super) fn let_go(&self, item: &Item) {
+        if let (Some(slots), Body::Chunk { carried, .. }) = (&self.slots, &item.body)
+            && let Some(slot) = carried.slot.get()
+        {
+            slots.free(*slot);
+        }
     }
 
     /// Queues something once more, before all that was not sent yet.

@@ -30,6 +30,7 @@ fn begin(session: &Session, id: TransferId, priority: u8) -> Option<Arc<AtomicBo
         credit: u64::MAX,
         judge: Arc::new(Judge::new(Compression::Off, &[])),
         claims: Arc::default(),
+        slots: None,
     };
     session.begin(id, terms)
 }
@@ -187,6 +188,7 @@ fn hybrid(session: &Arc<Session>, id: TransferId, priority: u8, credit: u64) -> 
                 credit,
                 judge,
                 claims,
+                slots: None,
             },
         )
         .unwrap();

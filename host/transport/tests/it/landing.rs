@@ -108,6 +108,7 @@ async fn landing_asker(
         wiring: Arc::new(PlainTcp),
         probe: Arc::new(TcpInfo),
         landing: Some(landing),
+        carrier: None,
     };
     SiteTransport::bind_parts(config, parts).await.unwrap()
 }

@@ -451,6 +451,7 @@ async fn the_receiver_learns_what_the_holders_kernel_sends_again() {
         wiring: Arc::new(PlainTcp),
         probe: Arc::new(Lossy),
         landing: None,
+        carrier: None,
     };
     let holder = SiteTransport::bind_parts(config("holder"), parts).await.unwrap();
     let asker = asker(config("asker"), holder.address()).await;
