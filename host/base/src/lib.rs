@@ -5,6 +5,7 @@ extern crate alloc;
 
 pub mod block;
 pub mod cache;
+pub mod curve;
 pub mod id;
 pub mod kv;
 pub mod provenance;
@@ -14,6 +15,7 @@ pub mod unit;
 
 pub use block::{BlockHash, BlockId, INDEX_BLOCK_TOKENS, TenantKey};
 pub use cache::{CachePart, Group, GroupKind, Tier};
+pub use curve::{CurveMeter, PrefillCurve};
 pub use id::{InstanceName, ModelName, OperatorName, RequestId, SiteName, TenantName, TransferId};
 pub use provenance::{Dependency, Provenance, Scope};
 pub use role::Role;

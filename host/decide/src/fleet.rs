@@ -1,7 +1,7 @@
 //! What is known about sites, instances and links at the moment of a decision.
 
 use crate::standing::Standing;
-use portolan_base::{BitsPerSecond, InstanceName, Permille, Role, SiteName, Tokens};
+use portolan_base::{BitsPerSecond, Bytes, InstanceName, Permille, PrefillCurve, Role, SiteName, Tokens};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,10 +55,33 @@ pub struct InstanceView {
     pub decode_busy: Permille,
     /// Measured prefill time in nanoseconds for each uncached token.
     pub prefill_ns_per_token: u64,
+    /// The same by length, where enough was measured to tell lengths apart.
+    pub prefill_curve: PrefillCurve,
     /// Measured decode step in microseconds.
     pub decode_step_us: u32,
     /// Price of a thousand computed tokens, in millionths of the operator's unit.
     pub price_micros_per_kilotoken: u32,
+}
+
+impl InstanceView {
+    /// Expected time to compute `tokens` of one prompt, in µs.
+    pub fn prefill_us(&self, tokens: u32) -> u64 {
+        if self.prefill_curve.is_measured() {
+            self.prefill_curve.time_us(tokens)
+        } else {
+            u64::from(tokens).saturating_mul(self.prefill_ns_per_token) / 1000
+        }
+    }
+
+    /// Expected time to compute what waits for prefill, in µs.
+    pub fn queue_us(&self) -> u64 {
+        if self.prefill_curve.is_measured() {
+            self.prefill_curve
+                .work_us(self.prefill_queued_requests, self.prefill_queued_tokens)
+        } else {
+            self.prefill_us(self.prefill_queued_tokens)
+        }
+    }
 }
 
 /// A directed link between two sites.
@@ -89,6 +112,8 @@ pub struct LinkFigures {
     pub delivery: BitsPerSecond,
     /// Share of TCP segments that had to be sent again, over the monitor's window.
     pub retransmits: Permille,
+    /// KV that was ordered over the link and has not arrived.
+    pub backlog: Bytes,
     /// Sets of KV that came over it and went into quarantine, since the start.
     pub quarantined: u64,
 }
@@ -116,6 +141,20 @@ pub struct FleetView {
     pub offload_threshold: Tokens,
     /// Utilisation at which a link counts as congested.
     pub congestion_mark: Permille,
+    /// Whether KV may be fetched from anywhere, or each site's cache counts alone.
+    pub bandwidth: Bandwidth,
+}
+
+/// What the links have left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bandwidth {
+    /// Nobody keeps watch: the congestion mark alone says.
+    #[default]
+    Unwatched,
+    /// The best cache anywhere counts, with a fetch between sites.
+    Ample,
+    /// Each site's cache counts alone.
+    Scarce,
 }
 
 impl FleetView {
@@ -138,6 +177,15 @@ impl FleetView {
     /// Instances with their index.
     pub fn indexed(&self) -> impl Iterator<Item = (InstanceIndex, &InstanceView)> {
         (0u32..).map(InstanceIndex).zip(&self.instances)
+    }
+
+    /// Whether each site's cache counts alone.
+    pub fn bandwidth_is_scarce(&self) -> bool {
+        match self.bandwidth {
+            Bandwidth::Unwatched => self.congested(),
+            Bandwidth::Ample => false,
+            Bandwidth::Scarce => true,
+        }
     }
 
     /// Whether some link is past the congestion mark.

@@ -13,6 +13,7 @@
 //! | [`ask`] | one policy call with its record and its fallback |
 //! | [`fetch`] | whether to fetch what another site holds, or to compute it |
 //! | [`residency`] | which sites are allowed |
+//! | [`offload`] | from which length on a prompt is better computed at another site |
 //! | [`order`] | from a router's scores to an order of routes |
 //! | [`plan`] | the decision itself |
 //! | [`standing`] | whether an instance may be given work, and its way back |
@@ -27,6 +28,7 @@ pub mod ask;
 pub mod breaker;
 pub mod fetch;
 pub mod fleet;
+pub mod offload;
 pub mod order;
 pub mod plan;
 pub mod record;
@@ -42,7 +44,10 @@ pub mod timeouts;
 
 pub use breaker::{Breaker, BreakerConfig};
 pub use fetch::{FetchInput, FetchPlan};
-pub use fleet::{FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView};
+pub use fleet::{
+    Bandwidth, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView,
+};
+pub use offload::{NO_LENGTH, OffloadControl, OffloadControlConfig};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
 pub use record::{
     CandidateRecord, DecisionRecord, Fallback, FetchRecord, KvRecord, LeftOut, PathRecord, PolicyRecord,

@@ -12,8 +12,8 @@ use crate::table::RequestPolicies;
 use portolan_base::Clock;
 use portolan_policy::builtin::{self, Cost, Routing};
 use portolan_policy::{
-    Answer, CostMatrix, CostView, NEVER, Purpose, Question, QuestionKind, RequestView, RoutingDecision,
-    Subject,
+    Answer, CostMatrix, CostView, Matrix, NEVER, Purpose, Question, QuestionKind, RequestView,
+    RoutingDecision, Subject,
 };
 
 /// Everything a decision is made from.
@@ -98,7 +98,7 @@ impl Desk<'_> {
             held,
             ..
         } = *self.input;
-        let row = request.row(fleet.offload_threshold.0, fleet.congested());
+        let row = request.row(fleet.offload_threshold.0, fleet.bandwidth_is_scarce());
         self.record.request = row;
         let row = row.to_cells();
         let all = Candidates::enumerate(request, fleet, kv, held);
@@ -118,11 +118,13 @@ impl Desk<'_> {
             return Decision::Refuse(Refusal::Residency(self.denied_sites()));
         }
         let candidates = all.select(&allowed);
-        let costs = self.costs(&row, &candidates, asker);
+        let matrix = candidates.matrix();
+        let routes = matrix.as_matrix();
+        let costs = self.costs(&row, routes, asker);
         for (&position, cost) in allowed.iter().zip(costs.as_matrix().rows()) {
             self.record.candidates[position].cost = Some(CostView(cost).to_row());
         }
-        match self.routing(&row, &candidates, &costs, asker) {
+        match self.routing(&row, routes, costs.as_matrix(), asker) {
             RoutingDecision::Scores(scores) => match self.order(&allowed, &candidates, &scores) {
                 routes if routes.is_empty() => Decision::Refuse(Refusal::NoRoute),
                 routes => Decision::Go(Plan { routes, placements }),
@@ -181,9 +183,7 @@ impl Desk<'_> {
         allowed
     }
 
-    fn costs(&self, row: &[u32], candidates: &Candidates, asker: &mut Asker<'_>) -> CostMatrix {
-        let matrix = candidates.matrix();
-        let routes = matrix.as_matrix();
+    fn costs(&self, row: &[u32], routes: Matrix<'_>, asker: &mut Asker<'_>) -> CostMatrix {
         if let Some(policy) = &self.input.policies.cost
             && let Some(Answer::Cost(cells)) = asker.ask(
                 policy.as_ref(),
@@ -202,12 +202,10 @@ impl Desk<'_> {
     fn routing(
         &self,
         row: &[u32],
-        candidates: &Candidates,
-        costs: &CostMatrix,
+        routes: Matrix<'_>,
+        costs: Matrix<'_>,
         asker: &mut Asker<'_>,
     ) -> RoutingDecision {
-        let matrix = candidates.matrix();
-        let (routes, costs) = (matrix.as_matrix(), costs.as_matrix());
         if let Some(policy) = &self.input.policies.routing {
             let question = Question::Routing {
                 request: row,

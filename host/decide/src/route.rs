@@ -1,18 +1,18 @@
 //! The candidate routes and the host's estimates of each.
 
-use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView};
+mod best;
+
+use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex};
 use crate::request::{PrefillMode, RequestFacts};
 use crate::standing::Standing;
+use best::{Best, pairs};
 pub use portolan_base::kv::KvSize;
-use portolan_base::{BitsPerSecond, Bytes, Permille, Tokens};
+use portolan_base::{BitsPerSecond, Bytes, Permille};
 use portolan_policy::{RouteMatrix, RouteRow};
 use std::time::Duration;
 
 /// Most routes a decision looks at. 64 rows of 23 columns cross to a policy in under a microsecond.
 pub const MAX_ROUTES: usize = 64;
-
-/// Most routes kept of one (prefill site, decode site) pair, so that a large pool cannot crowd out every other.
-const MAX_ROUTES_PER_PAIR: usize = 8;
 
 /// One way to serve a request: prefill here, decode there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,8 +53,9 @@ impl Candidates {
     ///
     /// Decode runs where the request came in; prefill on any ready instance of the model that a live link joins to
     /// it. `held` says how many prompt tokens each instance of the fleet has KV for, by instance index; missing
-    /// entries are 0. At most [`MAX_ROUTES`] are returned, the best few of each pair of sites by the host's own
-    /// estimate.
+    /// entries are 0. At most [`MAX_ROUTES`] are returned, cheapest first by the host's own estimate: of each pair of
+    /// sites the best few instances, each of them once before any of them twice. Takes time in proportion to the
+    /// number of instances.
     pub fn enumerate(request: &RequestFacts, fleet: &FleetView, kv: KvSize, held: &[u32]) -> Self {
         let survey = |coming_back| Survey {
             request,
@@ -62,6 +63,7 @@ impl Candidates {
             kv,
             held,
             coming_back,
+            most_held: held.iter().copied().max().unwrap_or(0),
         };
         let some = survey(ComingBack::TakeTheirShare).routes();
         // One that is coming back is better than none.
@@ -83,6 +85,8 @@ struct Survey<'a> {
     kv: KvSize,
     held: &'a [u32],
     coming_back: ComingBack,
+    /// The most that any instance holds.
+    most_held: u32,
 }
 
 /// How much is given to instances that were out until a short while ago.
@@ -96,29 +100,27 @@ impl Survey<'_> {
     fn routes(&self) -> Candidates {
         let (survey, fleet) = (self, self.fleet);
         let mut found: Vec<(u64, Route, RouteRow)> = Vec::new();
-        for (decode, decoder) in fleet.indexed().filter(|(n, i)| survey.can_decode(*n, i)) {
-            for (prefill, prefiller) in fleet
-                .indexed()
-                .filter(|(n, i)| survey.can_prefill(*n, i, decoder))
-            {
-                let route = Route { prefill, decode };
-                let row = survey.row(route, prefiller, decoder);
-                found.push((rough_us(&row), route, row));
+        let (prefillers, decoders) = survey.pools();
+        for (site, prefillers) in (0..).map(SiteIndex).zip(&prefillers) {
+            if prefillers.len() == 0 || !survey.joined(site) {
+                continue;
+            }
+            let decoders = survey.best_decoders(site, &decoders);
+            for (prefill, decode) in pairs(prefillers, &decoders) {
+                let ends = (fleet.instance(prefill), fleet.instance(decode));
+                if let (Some(prefiller), Some(decoder)) = ends {
+                    let route = Route { prefill, decode };
+                    let row = survey.row(route, prefiller, decoder);
+                    found.push((rough_us(&row), route, row));
+                }
             }
         }
         found.sort_by_key(|(cost, route, _)| (*cost, route.prefill, route.decode));
-        let mut kept = Candidates::default();
-        for (_, route, row) in found {
-            let same_pair =
-                |r: &&RouteRow| r.prefill_site == row.prefill_site && r.decode_site == row.decode_site;
-            if kept.rows.iter().filter(same_pair).count() < MAX_ROUTES_PER_PAIR
-                && kept.routes.len() < MAX_ROUTES
-            {
-                kept.routes.push(route);
-                kept.rows.push(row);
-            }
+        found.truncate(MAX_ROUTES);
+        Candidates {
+            routes: found.iter().map(|(_, route, _)| *route).collect(),
+            rows: found.iter().map(|(_, _, row)| *row).collect(),
         }
-        kept
     }
 
     fn takes(&self, index: InstanceIndex, instance: &InstanceView) -> bool {
@@ -128,30 +130,65 @@ impl Survey<'_> {
         }
     }
 
-    fn can_decode(&self, index: InstanceIndex, instance: &InstanceView) -> bool {
-        instance.role.decodes()
-            && self.takes(index, instance)
-            && instance.model == self.request.model
-            && instance.site == self.request.origin
+    /// The cheapest prefilling instances of each site, and every instance that can decode.
+    fn pools(&self) -> (Vec<Best>, Vec<InstanceIndex>) {
+        let mut prefillers = vec![Best::default(); self.fleet.sites.len()];
+        let mut decoders = Vec::new();
+        let prompt = self.request.prompt_tokens.saturating_sub(1);
+        for (index, instance) in self.fleet.indexed() {
+            if instance.model != self.request.model || !self.takes(index, instance) {
+                continue;
+            }
+            if instance.role.decodes() && instance.site == self.request.origin {
+                decoders.push(index);
+            }
+            if instance.role.prefills()
+                && let Some(pool) = prefillers.get_mut(instance.site.0 as usize)
+            {
+                let uncached = prompt - self.held(index);
+                pool.offer(
+                    instance.queue_us().saturating_add(instance.prefill_us(uncached)),
+                    index,
+                );
+            }
+        }
+        (prefillers, decoders)
     }
 
-    fn can_prefill(&self, index: InstanceIndex, instance: &InstanceView, decoder: &InstanceView) -> bool {
-        let local = instance.site == decoder.site;
+    /// Whether prefill may run at a site: the client wants it there or does not care, and its KV can come here.
+    fn joined(&self, site: SiteIndex) -> bool {
+        let local = site == self.request.origin;
         let wanted = match self.request.prefill_mode {
             PrefillMode::LocalOnly => local,
             PrefillMode::RemoteRequired => !local,
             PrefillMode::Auto | PrefillMode::RemotePreferred => true,
         };
-        let reachable = local || self.link(instance, decoder).is_some_and(|link| link.up);
-        wanted
-            && reachable
-            && self.takes(index, instance)
-            && instance.role.prefills()
-            && instance.model == self.request.model
+        wanted && (local || self.link(site).is_some_and(|link| link.up))
     }
 
-    fn link(&self, from: &InstanceView, to: &InstanceView) -> Option<&LinkView> {
-        self.fleet.links.get(&(from.site, to.site))
+    /// The cheapest of `decoders` for prompts that are computed at `site`: by load, and by what would have to be sent.
+    fn best_decoders(&self, site: SiteIndex, decoders: &[InstanceIndex]) -> Best {
+        let link = self.link(site).filter(|_| site != self.request.origin);
+        let mut best = Best::default();
+        for &index in decoders {
+            let Some(decoder) = self.fleet.instance(index) else {
+                continue;
+            };
+            let sent = link.map_or(0, |link| micros(self.kv_to_send(index).time_at(link.free())));
+            best.offer(u64::from(decode_us(decoder)) + u64::from(sent), index);
+        }
+        best
+    }
+
+    /// The link from a site to the one the request came in at.
+    fn link(&self, from: SiteIndex) -> Option<&LinkView> {
+        self.fleet.links.get(&(from, self.request.origin))
+    }
+
+    fn kv_to_send(&self, decode: InstanceIndex) -> Bytes {
+        let prompt = self.request.prompt_tokens.saturating_sub(1);
+        let tokens = u64::from(prompt.saturating_sub(self.held(decode)));
+        Bytes(tokens * self.kv.per_token.0 + self.kv.fixed.0)
     }
 
     fn held(&self, instance: InstanceIndex) -> u32 {
@@ -163,24 +200,11 @@ impl Survey<'_> {
     fn row(&self, route: Route, prefiller: &InstanceView, decoder: &InstanceView) -> RouteRow {
         let prompt = self.request.prompt_tokens.saturating_sub(1);
         let cached = self.held(route.prefill);
-        let fetchable = self
-            .held
-            .iter()
-            .copied()
-            .max()
-            .unwrap_or(0)
-            .min(prompt)
-            .saturating_sub(cached);
+        let fetchable = self.most_held.min(prompt).saturating_sub(cached);
         let link = self
-            .link(prefiller, decoder)
+            .link(prefiller.site)
             .filter(|_| prefiller.site != decoder.site);
-        let transfer = match link {
-            Some(_) => Bytes(
-                u64::from(prompt.saturating_sub(self.held(route.decode))) * self.kv.per_token.0
-                    + self.kv.fixed.0,
-            ),
-            None => Bytes(0),
-        };
+        let transfer = link.map_or(Bytes(0), |_| self.kv_to_send(route.decode));
         let free = link.map_or(BitsPerSecond(0), LinkView::free);
         let uncached = prompt - cached;
         RouteRow {
@@ -191,12 +215,10 @@ impl Survey<'_> {
             cached_tokens: cached,
             fetchable_tokens: fetchable,
             transfer_kib: clip(transfer.kib_ceil()),
-            prefill_us: compute_us(prefiller, Tokens(uncached)),
+            prefill_us: clip(prefiller.prefill_us(uncached)),
             transfer_us: link.map_or(0, |_| micros(transfer.time_at(free))),
-            decode_us: decoder
-                .decode_step_us
-                .saturating_mul(decoder.decode_running.saturating_add(1)),
-            queue_us: compute_us(prefiller, Tokens(prefiller.prefill_queued_tokens)),
+            decode_us: decode_us(decoder),
+            queue_us: clip(prefiller.queue_us()),
             prefill_queued_requests: prefiller.prefill_queued_requests,
             prefill_queued_tokens: prefiller.prefill_queued_tokens,
             decode_running: decoder.decode_running,
@@ -248,8 +270,11 @@ fn rough_us(row: &RouteRow) -> u64 {
     .sum()
 }
 
-fn compute_us(instance: &InstanceView, tokens: Tokens) -> u32 {
-    clip(u64::from(tokens.0).saturating_mul(instance.prefill_ns_per_token) / 1000)
+/// One step in the batch that the request would join.
+fn decode_us(decoder: &InstanceView) -> u32 {
+    decoder
+        .decode_step_us
+        .saturating_mul(decoder.decode_running.saturating_add(1))
 }
 
 fn micros(time: Duration) -> u32 {

@@ -140,6 +140,7 @@ mod tests {
             prefill_busy: Permille(0),
             decode_busy: Permille(0),
             prefill_ns_per_token: 1_000_000,
+            prefill_curve: Default::default(),
             decode_step_us: step_us,
             price_micros_per_kilotoken: 0,
         }

@@ -78,6 +78,7 @@ impl Agent {
                     self.chart.read_link(peer, reading);
                 }
             }
+            self.chart.sample_offload();
         }
     }
 }

@@ -4,17 +4,16 @@ mod known;
 
 use crate::link::{CONGESTION_MARK, LinkMonitor};
 use crate::prefixes::{Prefixes, Telling};
-use crate::threshold::break_even;
 use crate::topology::Topology;
 use known::{Known, count};
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
 use portolan_base::{
-    BlockHash, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Permille, SiteName, Tokens,
+    BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Permille, SiteName, Tokens,
 };
 use portolan_decide::{
-    Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, Route, SiteIndex,
-    SiteView, Standing,
+    Bandwidth, Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView,
+    OffloadControl, OffloadControlConfig, Route, SiteIndex, SiteView, Standing,
 };
 use portolan_policy::NameTables;
 use portolan_ports::{
@@ -35,6 +34,8 @@ pub struct Chart {
     prefixes: Prefixes,
     /// Size of the KV of the site's model, for the offload threshold.
     kv: KvSize,
+    /// Keeps the offload threshold.
+    offload: Mutex<OffloadControl>,
 }
 
 /// A link to this site.
@@ -89,6 +90,10 @@ impl Chart {
                 .next()
                 .map(|e| KvSize::from(e.describe().layout.as_ref()))
                 .unwrap_or_default(),
+            offload: Mutex::new(OffloadControl::new(OffloadControlConfig {
+                congested: CONGESTION_MARK,
+                ..OffloadControlConfig::default()
+            })),
         }
     }
 
@@ -150,6 +155,12 @@ impl Chart {
         }
     }
 
+    /// Takes a sample of loads and links for the offload threshold; every 500 ms.
+    pub fn sample_offload(&self) {
+        let view = self.view();
+        self.offload.lock().observe(self.clock.now(), &view, self.kv);
+    }
+
     fn instance_view(&self, spec: &crate::InstanceSpec, known: &Known) -> InstanceView {
         let (load, standing) = known.look(self.clock.now());
         let model = self.names.models.iter().position(|m| m == spec.model.as_str());
@@ -167,9 +178,23 @@ impl Chart {
             prefill_busy: load.prefill_busy,
             decode_busy: load.decode_busy,
             prefill_ns_per_token: load.prefill_ns_per_token,
+            prefill_curve: load.prefill_curve,
             decode_step_us: load.decode_step_us,
             price_micros_per_kilotoken: spec.price_micros_per_kilotoken,
         }
+    }
+
+    /// KV that was ordered from a site and has not come, as far as this site's own requests tell: what their prompts
+    /// leave to compute.
+    fn ordered_from(&self, site: SiteIndex) -> Bytes {
+        let there = self.instances.iter().filter(|known| known.site == site);
+        there
+            .map(|known| {
+                let (requests, tokens) = known.on_the_way.read();
+                let fixed = self.kv.fixed.0.saturating_mul(u64::from(requests));
+                Bytes(fixed.saturating_add(self.kv.per_token.0.saturating_mul(u64::from(tokens.0))))
+            })
+            .sum()
     }
 
     fn link_views(&self) -> BTreeMap<(SiteIndex, SiteIndex), LinkView> {
@@ -183,6 +208,10 @@ impl Chart {
         let view = |(&from, arriving): (&SiteIndex, &Mutex<Arriving>)| {
             let (spec, arriving) = (spec_of(from)?, arriving.lock());
             let monitor = &arriving.monitor;
+            let measured = LinkFigures {
+                backlog: self.ordered_from(from),
+                ..monitor.figures()
+            };
             let link = LinkView {
                 up: monitor.is_up() && arriving.breaker.is_ready(now),
                 rtt: monitor.rtt(),
@@ -190,7 +219,7 @@ impl Chart {
                 busy: monitor.busy(),
                 loss: monitor.loss(),
                 price_micros_per_gib: spec.price_micros_per_gib,
-                measured: monitor.figures(),
+                measured,
             };
             Some(((from, self.here), link))
         };
@@ -217,8 +246,12 @@ impl Fleet for Chart {
             elsewhere: Arc::clone(&self.elsewhere),
             offload_threshold: Tokens(0),
             congestion_mark: CONGESTION_MARK,
+            bandwidth: Bandwidth::default(),
         };
-        view.offload_threshold = break_even(&view, self.here, self.kv);
+        let offload = self.offload.lock();
+        view.offload_threshold = offload.threshold(&view, self.here, self.kv);
+        view.bandwidth = offload.bandwidth(self.here);
+        drop(offload);
         Arc::new(view)
     }
 
@@ -234,6 +267,10 @@ impl Fleet for Chart {
                 *tokens = blocks.saturating_mul(INDEX_BLOCK_TOKENS as u32);
             }
         }
+        // Asked once a request: what it leaves to compute is what the offload threshold is about.
+        let prompt = (chain.len() * INDEX_BLOCK_TOKENS as usize).min(u32::MAX as usize) as u32;
+        let most = held.iter().copied().max().unwrap_or(0);
+        self.offload.lock().decided(Tokens(prompt.saturating_sub(most)));
         held
     }
 

@@ -8,7 +8,6 @@ pub mod bus;
 pub mod chart;
 pub mod link;
 pub mod prefixes;
-pub mod threshold;
 pub mod topology;
 pub mod warm_up;
 

@@ -178,6 +178,8 @@ impl LinkMonitor {
             throughput: self.window.throughput(),
             delivery: self.reading.delivery,
             retransmits: self.retransmits(),
+            // What was ordered is not the link's to know.
+            backlog: Bytes(0),
             quarantined: self.reading.quarantined,
         }
     }

@@ -35,6 +35,7 @@ mod setting;
 mod tests;
 mod threshold;
 mod ttft;
+mod waiting;
 
 pub use bound::{LocalRoles, UpperBound, Worth, upper_bound};
 pub use egress::{cluster_egress, kv_throughput};
@@ -45,3 +46,4 @@ pub use search::{SearchGrid, best_plan};
 pub use setting::{AtBandwidth, Setting};
 pub use threshold::{OffloadCase, offload_threshold};
 pub use ttft::unloaded_ttft_quantile;
+pub use waiting::{PlanAtRate, balanced_threshold, best_at_rate, best_threshold_at_rate, expected_ttft};

@@ -1,6 +1,6 @@
 //! How fast an instance computes.
 
-use portolan_base::Tokens;
+use portolan_base::{PrefillCurve, Tokens};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -15,6 +15,16 @@ pub struct PrefillProfile {
     pub per_token_s: f64,
     /// Seconds a token squared.
     pub per_token_squared_s: f64,
+}
+
+impl From<PrefillCurve> for PrefillProfile {
+    fn from(curve: PrefillCurve) -> Self {
+        Self {
+            fixed_s: curve.fixed_us as f64 / 1e6,
+            per_token_s: curve.ps_per_token as f64 / 1e12,
+            per_token_squared_s: curve.fs_per_token_squared as f64 / 1e15,
+        }
+    }
 }
 
 /// Why no curve could be fitted.

@@ -8,7 +8,8 @@ use crate::{Cancel, KvPiece, KvSet};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
 use portolan_base::{
-    BlockHash, CachePart, InstanceName, ModelName, Moment, Permille, Provenance, RequestId, TenantKey, Tokens,
+    BlockHash, CachePart, InstanceName, ModelName, Moment, Permille, PrefillCurve, Provenance, RequestId,
+    TenantKey, Tokens,
 };
 use portolan_kv::PoolBlock;
 use portolan_kv::tier::{Card, TierUse, Tiers};
@@ -233,6 +234,9 @@ pub struct EngineLoad {
     pub decode_busy: Permille,
     /// Measured prefill time in nanoseconds for each uncached token.
     pub prefill_ns_per_token: u64,
+    /// The same by length; all zero where too little was measured.
+    #[serde(default)]
+    pub prefill_curve: PrefillCurve,
     /// Measured decode step in microseconds.
     pub decode_step_us: u32,
 }

@@ -9,15 +9,20 @@
 //! | `scenario` | what is simulated: sites, instances, links, policies |
 //! | `world` | the events and what they do |
 //! | `machine` | one instance: prefill queue, decode slots, cache |
+//! | `flight` | one request on its way |
 //! | `pipe` | one link, and how busy something was lately |
-//! | `report`, `fate` | what came of it, altogether and for each request |
+//! | `report`, `fate`, `samples` | what came of it, altogether and for each request |
+//! | [`case_study`] | the fleet and the traffic of the Prefill-as-a-Service paper |
 //! | `clock` | the time of a simulation |
 
+pub mod case_study;
 mod clock;
 mod fate;
+mod flight;
 mod machine;
 mod pipe;
 mod report;
+mod samples;
 mod scenario;
 #[cfg(test)]
 mod tests;
@@ -26,7 +31,14 @@ mod world;
 
 pub use clock::VirtualClock;
 pub use fate::{Fate, Served};
-pub use report::{Latency, Report};
-pub use scenario::{Origin, Scenario, ScenarioError, SimInstance, SimLink, SimSite};
-pub use traffic::{MOONCAKE_BLOCK_TOKENS, SimRequest, Synthetic, TraceError, read_azure, read_mooncake};
-pub use world::{Rehearsal, rehearse, simulate};
+pub use report::{Report, TenantReport};
+pub use samples::Latency;
+pub use scenario::{
+    Change, FirstToken, Happening, Origin, Queueing, Scenario, ScenarioError, SimInstance, SimLink, SimSite,
+    SlowLoop, ThresholdSource,
+};
+pub use traffic::{
+    Burst, MOONCAKE_BLOCK_TOKENS, Prefixes, SimRequest, Surge, Synthetic, Tenant, TraceError, read_azure,
+    read_mooncake,
+};
+pub use world::{Rehearsal, rehearse, simulate, simulate_on};

@@ -1,7 +1,7 @@
 //! What is simulated.
 
 use portolan_base::kv::KvSize;
-use portolan_base::{BitsPerSecond, InstanceName, Permille, Role, SiteName, Tokens};
+use portolan_base::{BitsPerSecond, InstanceName, Moment, Permille, Role, SiteName, Tokens};
 use portolan_decide::{RequestPolicies, SiteIndex};
 use portolan_planner::PrefillProfile;
 use std::collections::BTreeMap;
@@ -74,14 +74,93 @@ pub struct Scenario {
     pub kv: KvSize,
     /// Share of a transfer that runs while prefill does, as far as prefill lasts.
     pub overlap: Permille,
-    /// Uncached length above which offloading raises throughput.
-    pub offload_threshold: Tokens,
+    /// Where the uncached length from which on offloading pays comes from.
+    pub threshold: ThresholdSource,
     /// Link utilisation from which a link counts as congested.
     pub congestion_mark: Permille,
     /// What decides.
     pub policies: RequestPolicies,
     /// Seed of every choice.
     pub seed: u64,
+    /// Who takes a prompt off a queue.
+    pub queueing: Queueing,
+    /// What makes the first token.
+    pub first_token: FirstToken,
+    /// What happens on the way, in order of time.
+    pub changes: Vec<Change>,
+    /// Re-plans the division into prefill and decode while it runs; roles stay as they are when there is none.
+    pub slow_loop: Option<SlowLoop>,
+    /// Time to first token that is aimed at.
+    pub ttft_slo: Option<Duration>,
+    /// Requests that come in before this are played and not counted.
+    pub warm_up: Duration,
+}
+
+/// Where the threshold in force comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThresholdSource {
+    /// It is this, whatever happens.
+    Static(Tokens),
+    /// The production control keeps it, as on a live host.
+    Adaptive,
+}
+
+/// Who takes a prompt off a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Queueing {
+    /// Each instance has its own: a decision names the instance, as on a live host.
+    #[default]
+    PerInstance,
+    /// Prefill instances of a site share one: whichever is free takes the first, and a decision names the site alone.
+    PerPool,
+}
+
+/// What makes the first token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FirstToken {
+    /// The first decode step, as the native engine does.
+    #[default]
+    Decode,
+    /// Prefill: it reaches the client with the KV, and waiting for a decode slot delays the second one.
+    Prefill,
+}
+
+/// Something that happens at a moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// When.
+    pub at: Moment,
+    /// What.
+    pub what: Happening,
+}
+
+/// What may happen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Happening {
+    /// A link is as this from then on.
+    Link {
+        /// Its ends, from and to.
+        ends: (SiteIndex, SiteIndex),
+        /// What it carries.
+        capacity: BitsPerSecond,
+        /// Its round-trip time.
+        rtt: Duration,
+        /// Its loss.
+        loss: Permille,
+    },
+    /// A site is gone with everything on it.
+    SiteLost(SiteIndex),
+    /// A site is back, with empty caches.
+    SiteBack(SiteIndex),
+}
+
+/// Re-planning at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowLoop {
+    /// How often.
+    pub period: Duration,
+    /// How long an instance that has drained takes to come back in its new role.
+    pub conversion: Duration,
 }
 
 /// Why a scenario cannot run.
@@ -126,6 +205,11 @@ impl Scenario {
                 .iter()
                 .map(|i| (format!("instance {}", i.name), i.site)),
         );
+        let happens = self.changes.iter().flat_map(|change| match change.what {
+            Happening::Link { ends, .. } => vec![ends.0, ends.1],
+            Happening::SiteLost(site) | Happening::SiteBack(site) => vec![site],
+        });
+        let named = named.chain(happens.map(|site| ("a change".to_owned(), site)));
         let ends = self.links.keys().flat_map(|(from, to)| [*from, *to]);
         for (what, site) in named.chain(ends.map(|site| ("a link".to_owned(), site))) {
             if site.0 as usize >= self.sites.len() {

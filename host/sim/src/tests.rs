@@ -1,5 +1,9 @@
 //! Readers against rows written by hand, the world against arithmetic and the published figures.
 
+mod case_study;
+mod happenings;
+
+use crate::case_study::{H20, H200};
 use crate::*;
 use portolan_base::kv::KvSize;
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, Moment, Permille, Role, SiteName, Tokens};
@@ -20,18 +24,6 @@ const fn at(site: SiteIndex) -> Origin {
 const HOME: SiteIndex = SiteIndex(0);
 const FAR: SiteIndex = SiteIndex(1);
 const STEP: Duration = Duration::from_millis(25);
-
-/// The planner's model G: the paper's prefill curves on 8 × H200 and on 8 × H20.
-const H200: PrefillProfile = PrefillProfile {
-    fixed_s: 0.3983,
-    per_token_s: 4.206e-5,
-    per_token_squared_s: 9.86e-11,
-};
-const H20: PrefillProfile = PrefillProfile {
-    fixed_s: 0.4567,
-    per_token_s: 1.3075e-4,
-    per_token_squared_s: 2.857e-10,
-};
 
 fn instances(prefix: &str, count: u32, like: &SimInstance) -> Vec<SimInstance> {
     let named = |i| InstanceName::new(&format!("{prefix}-{i}")).unwrap();
@@ -81,10 +73,16 @@ fn prfaas(far: u32, prefill: u32, decode: u32) -> Scenario {
             per_token: Bytes(17_280),
         },
         overlap: Permille(0),
-        offload_threshold: Tokens(19_400),
+        threshold: ThresholdSource::Static(Tokens(19_400)),
         congestion_mark: Permille(700),
         policies: routing("offload"),
         seed: 1,
+        queueing: Queueing::PerInstance,
+        first_token: FirstToken::Decode,
+        changes: vec![],
+        slow_loop: None,
+        ttft_slo: None,
+        warm_up: Duration::ZERO,
     }
 }
 
@@ -137,15 +135,7 @@ fn conversations() -> Vec<SimRequest> {
 }
 
 fn case_study_traffic(rate: f64, requests: usize) -> Vec<SimRequest> {
-    let synthetic = Synthetic {
-        requests,
-        rate,
-        mu: 9.9,
-        sigma: 1.0,
-        lengths: (128, 131_072),
-        output_tokens: 1024,
-    };
-    synthetic.draw(7)
+    crate::case_study::traffic(rate, requests, 7)
 }
 
 #[test]
@@ -229,6 +219,7 @@ fn an_idle_fleet_takes_prefill_and_transfer_and_nothing_else() {
         arrival: Moment(arrival),
         prompt_tokens,
         output_tokens: 100,
+        tenant: 0,
         blocks: vec![],
     };
     let mut scenario = prfaas(1, 1, 1);
@@ -313,37 +304,6 @@ fn the_same_seed_gives_the_same_report() {
     };
     assert_eq!(report(5), report(5));
     assert_ne!(report(5), report(6));
-}
-
-/// The paper's fleet at half of its capacity of 3.161 requests a second. A central queue gives mean 2.39, P90 3.94
-/// and P99 7.01 s; the decisions put each request into one instance's queue, and first tokens take one decode step.
-#[test]
-fn the_case_study_under_load() {
-    let report = simulate(&prfaas(4, 3, 5), &case_study_traffic(1.58, 6000)).unwrap();
-    let near = |got: f64, expected: f64, share: f64| (got / expected - 1.0).abs() < share;
-    let ttft = report.ttft;
-    assert!(
-        near(ttft.mean, 2.39, 0.07) && near(ttft.p90, 3.94, 0.10) && near(ttft.p99, 7.01, 0.10),
-        "{ttft:?}"
-    );
-    let offloaded = report.routes["far → home"] as f64 / 6000.0;
-    assert!(near(offloaded, 0.4957, 0.03), "{offloaded}");
-
-    // Twelve slow instances and no far ones, at the same arrivals: about twice as slow.
-    let alone = simulate(
-        &Scenario {
-            links: BTreeMap::new(),
-            ..prfaas(0, 9, 3)
-        },
-        &case_study_traffic(1.58, 6000),
-    );
-    let alone = alone.unwrap();
-    assert!(
-        alone.ttft.mean > 1.8 * ttft.mean,
-        "{:?} against {ttft:?}",
-        alone.ttft
-    );
-    assert_eq!((alone.completed, alone.cross_site_bytes), (6000, Bytes(0)));
 }
 
 #[test]

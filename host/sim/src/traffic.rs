@@ -1,9 +1,12 @@
 //! Requests: recorded or synthetic.
 
+mod synthetic;
+
+pub use synthetic::{Burst, Prefixes, Surge, Synthetic, Tenant};
+
 use portolan_base::Moment;
 use serde::Deserialize;
 use std::io::{self, BufRead, Read};
-use std::time::Duration;
 
 /// Tokens of one block of a Mooncake trace.
 pub const MOONCAKE_BLOCK_TOKENS: u32 = 512;
@@ -29,9 +32,19 @@ pub struct SimRequest {
     pub prompt_tokens: u32,
     /// Length of the answer.
     pub output_tokens: u32,
+    /// Whose it is.
+    pub tenant: u32,
     /// Names of the prompt's blocks: equal exactly where the whole prompt up to the block's end is equal. Empty when
     /// nothing is known about prefixes.
     pub blocks: Vec<u64>,
+}
+
+impl SimRequest {
+    /// What tells its conversation from others, where something does: every prompt of a recorded trace shares the first
+    /// block, so it is the second.
+    pub fn conversation(&self) -> Option<u64> {
+        self.blocks.get(1).copied()
+    }
 }
 
 /// Why a trace could not be read.
@@ -78,6 +91,7 @@ pub fn read_mooncake(trace: impl BufRead) -> Result<Vec<SimRequest>, TraceError>
             arrival: Moment(row.timestamp.saturating_mul(1000)),
             prompt_tokens: row.input_length,
             output_tokens: row.output_length,
+            tenant: 0,
             blocks: row.hash_ids,
         })
     })
@@ -99,6 +113,7 @@ pub fn read_azure(trace: impl BufRead) -> Result<Vec<SimRequest>, TraceError> {
             arrival: Moment(micros),
             prompt_tokens: number(context)?.max(1),
             output_tokens: number(generated)?,
+            tenant: 0,
             blocks: Vec::new(),
         })
     })?;
@@ -167,55 +182,6 @@ fn micros_of(text: &str) -> Option<u64> {
     Some(((days * 24 + hour) * 60 + minute) * 60_000_000 + (second * 1e6).round() as u64)
 }
 
-/// Poisson arrivals of prompts with log-normal lengths and nothing in common.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Synthetic {
-    /// How many requests.
-    pub requests: usize,
-    /// Mean arrivals a second.
-    pub rate: f64,
-    /// Mean of the logarithm of the length.
-    pub mu: f64,
-    /// Standard deviation of the logarithm of the length.
-    pub sigma: f64,
-    /// Shortest and longest prompt; lengths outside are drawn again.
-    pub lengths: (u32, u32),
-    /// Length of every answer.
-    pub output_tokens: u32,
-}
-
-impl Synthetic {
-    /// Draws the requests. Same seed, same requests.
-    pub fn draw(&self, seed: u64) -> Vec<SimRequest> {
-        let mut random = Draws(seed);
-        let mut now = 0.0;
-        let mut requests = Vec::with_capacity(self.requests);
-        for _ in 0..self.requests {
-            now -= random.unit().ln() / self.rate;
-            requests.push(SimRequest {
-                arrival: Moment(0) + Duration::try_from_secs_f64(now).unwrap_or(Duration::MAX),
-                prompt_tokens: self.length(&mut random),
-                output_tokens: self.output_tokens,
-                blocks: Vec::new(),
-            });
-        }
-        requests
-    }
-
-    fn length(&self, random: &mut Draws) -> u32 {
-        // An interval that holds a thousandth of the distribution is met within ten thousand draws; one that holds
-        // nothing must not hang the simulation.
-        for _ in 0..10_000 {
-            let normal = (-2.0 * random.unit().ln()).sqrt() * (std::f64::consts::TAU * random.unit()).cos();
-            let length = (self.mu + self.sigma * normal).exp();
-            if (f64::from(self.lengths.0)..=f64::from(self.lengths.1)).contains(&length) {
-                return (length as u32).max(1);
-            }
-        }
-        self.lengths.0.max(1)
-    }
-}
-
 /// SplitMix64.
 pub(crate) struct Draws(pub(crate) u64);
 
@@ -228,7 +194,7 @@ impl Draws {
     }
 
     /// Uniform in (0, 1].
-    fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 }

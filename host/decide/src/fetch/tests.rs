@@ -29,6 +29,7 @@ fn instance(name: &str, site: SiteIndex) -> InstanceView {
         prefill_busy: Permille(0),
         decode_busy: Permille(0),
         prefill_ns_per_token: 100_000,
+        prefill_curve: Default::default(),
         decode_step_us: 100,
         price_micros_per_kilotoken: 0,
     }

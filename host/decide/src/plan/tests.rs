@@ -103,6 +103,7 @@ fn instance(name: &str, site: SiteIndex, ns_per_token: u64) -> InstanceView {
         prefill_busy: Permille(0),
         decode_busy: Permille(0),
         prefill_ns_per_token: ns_per_token,
+        prefill_curve: Default::default(),
         decode_step_us: 100,
         price_micros_per_kilotoken: 0,
     }
@@ -130,6 +131,7 @@ fn fleet() -> FleetView {
         elsewhere: Default::default(),
         offload_threshold: Tokens(0),
         congestion_mark: Permille(700),
+        bandwidth: Default::default(),
     }
 }
 

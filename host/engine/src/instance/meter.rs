@@ -1,7 +1,7 @@
 //! How loaded an instance is, and how fast.
 
 use parking_lot::Mutex;
-use portolan_base::Permille;
+use portolan_base::{CurveMeter, Permille};
 use portolan_ports::EngineLoad;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,6 +31,7 @@ struct Times {
     prefill_busy: Permille,
     decode_busy: Permille,
     prefill_ns_per_token: u64,
+    prompts: CurveMeter,
     decode_step_us: u64,
 }
 
@@ -43,6 +44,7 @@ impl Meter {
             prefill_busy: Permille(0),
             decode_busy: Permille(0),
             prefill_ns_per_token: 0,
+            prompts: CurveMeter::default(),
             decode_step_us: 0,
         };
         Self {
@@ -60,6 +62,12 @@ impl Meter {
         let each = time.as_nanos() as u64 / tokens.max(1) as u64;
         times.prefill_ns_per_token = mean(times.prefill_ns_per_token, each);
         times.roll();
+    }
+
+    /// A prompt of which `tokens` had to be computed took `time` of computing, all its pieces together.
+    pub(crate) fn computed(&self, tokens: usize, time: Duration) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.times.lock().prompts.note(tokens, time);
     }
 
     /// What prefilling so many tokens takes here.
@@ -92,6 +100,7 @@ impl Meter {
             prefill_busy: times.prefill_busy,
             decode_busy: times.decode_busy,
             prefill_ns_per_token: times.prefill_ns_per_token,
+            prefill_curve: times.prompts.curve(),
             decode_step_us: u32::try_from(times.decode_step_us).unwrap_or(u32::MAX),
         }
     }

@@ -13,7 +13,7 @@ use portolan_ports::kvset::piece_id;
 use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport, Retention};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// A job, waiting until its first turn and running from then on.
@@ -43,6 +43,8 @@ struct Running {
     names: Names,
     cached: usize,
     started: Instant,
+    /// Time spent on its own pieces.
+    computing: Duration,
 }
 
 /// Whether a job needs another turn.
@@ -105,9 +107,13 @@ impl PrefillRun {
             return Ok(Progress::Unfinished);
         }
         self.send_recurrent(&running.state)?;
+        let computed = self.job.tokens.len() - running.cached;
+        if computed > 0 {
+            shared.meter.computed(computed, running.computing);
+        }
         Ok(Progress::Done(PrefillReport {
             cached: running.cached as u32,
-            computed: (self.job.tokens.len() - running.cached) as u32,
+            computed: computed as u32,
             queue_us: micros(running.started - self.arrived),
             compute_us: micros(running.started.elapsed()),
             fetches: Vec::new(),
@@ -137,6 +143,7 @@ impl PrefillRun {
             state,
             names,
             started,
+            computing: Duration::ZERO,
         })
     }
 
@@ -163,6 +170,7 @@ impl PrefillRun {
             .run(tokens, &mut running.state, &mut observe)?;
         let took = began.elapsed();
         shared.meter.prefilled(tokens.len(), took);
+        running.computing += took;
         self.queued.done(range.len());
         if range.len() == BLOCK_TOKENS as usize && self.job.retention == Retention::Keep {
             let index = range.start / BLOCK_TOKENS as usize;
@@ -225,6 +233,6 @@ pub(super) fn recurrent_pieces(state: &SequenceState) -> Vec<Bytes> {
     state.layers.iter().filter_map(piece).collect()
 }
 
-fn micros(time: std::time::Duration) -> u64 {
+fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,10 @@
 //!
 //! A request whose uncached length is over the planner's threshold prefills at a remote pool, any other at home.
 //! While bandwidth is scarce only the KV at home counts as cached, since none can be fetched; while it is ample the
-//! longest prefix anywhere does, fetched ones too. A route whose own link is past its mark comes last either way.
+//! longest prefix anywhere does, fetched ones too.
+//!
+//! The threshold is the host's: it rises smoothly while a link is past its mark, so that this policy needs no mark of
+//! its own. One may be set as a last resort.
 
 use super::config::{self, ConfigError};
 use super::contract::{Candidates, Routing};
@@ -19,7 +22,8 @@ pub struct OffloadConfig {
     /// The threshold in force while the planner has none. 16,384: the customary long-context mark, which reaches
     /// 1.45 × the homogeneous throughput on the paper's fleet, against 1.54 × for the planned 19,400.
     pub threshold_tokens: u32,
-    /// Link utilisation from which a route comes last, in thousandths. 700: the link monitor's own mark.
+    /// Link utilisation from which a route comes last, in thousandths. 1001, never: a link that the planner means to
+    /// fill would otherwise stand idle a third of the time while both ends queue.
     pub congested_permille: u32,
 }
 
@@ -27,7 +31,7 @@ impl Default for OffloadConfig {
     fn default() -> Self {
         Self {
             threshold_tokens: 16_384,
-            congested_permille: 700,
+            congested_permille: 1001,
         }
     }
 }

@@ -6,7 +6,10 @@ use portolan_base::{BitsPerSecond, Bytes, InstanceName, Permille, Role, SiteName
 use portolan_decide::{RequestPolicies, SiteIndex};
 use portolan_planner::PrefillProfile;
 use portolan_policy::{NameTables, SiteEntry};
-use portolan_sim::{MOONCAKE_BLOCK_TOKENS, Origin, Scenario, SimInstance, SimLink, SimSite};
+use portolan_sim::{
+    FirstToken, MOONCAKE_BLOCK_TOKENS, Origin, Queueing, Scenario, SimInstance, SimLink, SimSite,
+    ThresholdSource,
+};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -189,9 +192,15 @@ impl Fleet {
         })
     }
 
-    fn of(text: &str) -> Result<Self, LabError> {
+    /// Reads a text.
+    pub fn of(text: &str) -> Result<Self, LabError> {
         let text: FleetText =
             serde_saphyr::from_str(text).map_err(|e| LabError::value("fleet", e.to_string()))?;
+        Self::made(&text)
+    }
+
+    /// The fleet that was written down.
+    pub fn made(text: &FleetText) -> Result<Self, LabError> {
         let names = text.names()?;
         let scenario = text.scenario(&names)?;
         scenario.check()?;
@@ -274,10 +283,16 @@ impl FleetText {
                 )?),
             },
             overlap: Permille(within("overlap_permille", self.overlap_permille, 1000)?),
-            offload_threshold: Tokens(self.offload_threshold_tokens),
+            threshold: ThresholdSource::Static(Tokens(self.offload_threshold_tokens)),
             congestion_mark: Permille(self.congested_permille),
             policies: RequestPolicies::default(),
             seed: self.seed,
+            queueing: Queueing::default(),
+            first_token: FirstToken::default(),
+            changes: Vec::new(),
+            slow_loop: None,
+            ttft_slo: None,
+            warm_up: Duration::ZERO,
         })
     }
 

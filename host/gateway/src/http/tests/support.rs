@@ -368,6 +368,7 @@ fn view(instances: &[&str]) -> FleetView {
         prefill_busy: Permille(0),
         decode_busy: Permille(0),
         prefill_ns_per_token: 1000,
+        prefill_curve: Default::default(),
         decode_step_us: 100,
         price_micros_per_kilotoken: 1,
     };
@@ -381,6 +382,7 @@ fn view(instances: &[&str]) -> FleetView {
         elsewhere: Default::default(),
         offload_threshold: Tokens(4096),
         congestion_mark: Permille(700),
+        bandwidth: Default::default(),
     }
 }
 
