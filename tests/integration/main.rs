@@ -20,6 +20,7 @@ mod languages;
 mod policies_agree;
 mod policy_tools;
 mod quantised;
+mod rehearsed;
 mod residency;
 mod rollout;
 mod stopping;

@@ -18,6 +18,7 @@ mod request;
 mod rollout;
 mod serve;
 mod signing;
+mod simulate;
 mod tls;
 mod usage;
 
@@ -36,6 +37,7 @@ pub use plan::{PlanArgs, PlanExample};
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
+pub use simulate::{Example, SimulateArgs};
 pub use usage::{AuditArgs, ListArgs};
 
 /// The programmable data and control plane for LLM inference across datacenters.
@@ -89,6 +91,8 @@ pub enum Command {
     /// Measure this program on this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Play traffic through the production decisions on a virtual clock.
+    Simulate(SimulateArgs),
     /// Look at KV.
     #[command(subcommand)]
     Kv(KvCommand),
@@ -360,6 +364,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Request(RequestCommand::List(args)) => usage::requests(&args, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Bench(command) => bench::run(&command, json),
+        Command::Simulate(args) => simulate::run(&args, json),
         Command::Kv(command) => kv::run(command, json),
         Command::Plan(args) => plan::run(&args, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),

@@ -14,5 +14,6 @@ pub mod lab;
 pub mod plan;
 pub mod registry;
 pub mod signing;
+pub mod simulation;
 pub mod system;
 pub mod watch;

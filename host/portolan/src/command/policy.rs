@@ -93,7 +93,7 @@ fn componentize(file: &Path, output: &Path) -> Result<(), Failure> {
 }
 
 /// What kept a policy from being tried; a component that is refused comes with what the check found.
-fn lab_failure(error: &LabError, as_json: bool) -> Failure {
+pub(super) fn lab_failure(error: &LabError, as_json: bool) -> Failure {
     let mut text = error.to_string();
     if let LabError::Refused { report, .. } = error {
         let errors = report.findings.iter().filter(|f| f.severity == Severity::Error);
