@@ -18,6 +18,6 @@ pub use cache::{CachePart, Group, GroupKind, Tier};
 pub use curve::{CurveMeter, PrefillCurve};
 pub use id::{InstanceName, ModelName, OperatorName, RequestId, SiteName, TenantName, TransferId};
 pub use provenance::{Dependency, Provenance, Scope};
-pub use role::Role;
+pub use role::{Duty, Role};
 pub use time::{Clock, Moment, Random};
 pub use unit::{BitsPerSecond, Bytes, Permille, Tokens};

@@ -3,6 +3,7 @@
 use crate::chart::Chart;
 use crate::link::SAMPLE_INTERVAL;
 use crate::prefixes::{HEARTBEAT, Told};
+use crate::slow::LOOK_INTERVAL;
 use portolan_base::{Clock, InstanceName, SiteName};
 use portolan_ports::{Bus, BusMessage, Engine, InstanceLoadReport, KvEvent, PrefixSummary, Transport};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,7 @@ impl Agent {
             Arc::clone(&self.bus),
             Arc::clone(&self.clock),
         ));
+        tasks.spawn(plan(Arc::clone(&self.chart)));
         tasks.spawn(self.report());
         tasks
     }
@@ -70,6 +72,7 @@ impl Agent {
                     instance: instance.clone(),
                     load: engine.load(),
                     standing: self.chart.own_standing(instance),
+                    duty: self.chart.duty(instance),
                     at: self.clock.now(),
                 }));
             }
@@ -112,6 +115,15 @@ async fn tell(chart: Arc<Chart>, bus: Arc<dyn Bus>, clock: Arc<dyn Clock>) {
     }
 }
 
+/// Runs the slow loop.
+async fn plan(chart: Arc<Chart>) {
+    let mut ticks = every(LOOK_INTERVAL);
+    loop {
+        ticks.tick().await;
+        chart.plan_if_due();
+    }
+}
+
 /// Hears the other sites.
 struct Ear {
     site: SiteName,
@@ -128,6 +140,9 @@ impl Ear {
             match messages.recv().await {
                 Ok(BusMessage::Load(report)) => {
                     self.chart.heard_load(&report);
+                    if let Some(duty) = report.duty.filter(|_| report.site != self.site) {
+                        self.chart.heard_duty(&report.site, &report.instance, duty);
+                    }
                 }
                 Ok(BusMessage::Prefixes(told)) => self.heard(&told),
                 Ok(BusMessage::SnapshotWanted(request)) if request.of == self.site => {

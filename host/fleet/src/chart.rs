@@ -1,10 +1,13 @@
 //! What one site knows about all of them.
 
+mod conversion;
 mod known;
 
 use crate::link::{CONGESTION_MARK, LinkMonitor};
 use crate::prefixes::{Prefixes, Telling};
+use crate::slow::Slow;
 use crate::topology::Topology;
+pub use conversion::Conversion;
 use known::{Known, count};
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
@@ -15,9 +18,11 @@ use portolan_decide::{
     Bandwidth, Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView,
     OffloadControl, OffloadControlConfig, Route, SiteIndex, SiteView, Standing,
 };
+use portolan_planner::SeenRequest;
 use portolan_policy::NameTables;
 use portolan_ports::{
-    Claim, Engine, Fleet, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Service,
+    Claim, Engine, Fleet, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Sample,
+    Service,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +41,8 @@ pub struct Chart {
     kv: KvSize,
     /// Keeps the offload threshold.
     offload: Mutex<OffloadControl>,
+    slow: Slow,
+    conversion: Conversion,
 }
 
 /// A link to this site.
@@ -55,7 +62,7 @@ impl Chart {
     ) -> Self {
         let known = |(site, spec): (SiteIndex, &crate::InstanceSpec)| {
             let engine = (site == here).then(|| engines.get(&spec.name).cloned()).flatten();
-            Known::new(site, spec.name.clone(), engine)
+            Known::new((site, spec), engine)
         };
         let instances: Vec<_> = topology.instances().map(known).collect();
         let arriving = topology
@@ -94,6 +101,8 @@ impl Chart {
                 congested: CONGESTION_MARK,
                 ..OffloadControlConfig::default()
             })),
+            slow: Slow::default(),
+            conversion: Conversion::Never,
         }
     }
 
@@ -163,13 +172,17 @@ impl Chart {
 
     fn instance_view(&self, spec: &crate::InstanceSpec, known: &Known) -> InstanceView {
         let (load, standing) = known.look(self.clock.now());
+        let duty = known.duty();
         let model = self.names.models.iter().position(|m| m == spec.model.as_str());
         InstanceView {
             name: spec.name.clone(),
             site: known.site,
             model: model.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX),
-            role: spec.role,
-            standing,
+            role: duty.takes().unwrap_or(duty.role()),
+            standing: match duty.takes() {
+                None if standing.is_ready() => Standing::Draining,
+                _ => standing,
+            },
             prefill_queued_requests: load.prefill_queued_requests,
             prefill_queued_tokens: load.prefill_queued_tokens,
             decode_running: load.decode_running,
@@ -225,13 +238,12 @@ impl Chart {
         };
         self.links.iter().filter_map(view).collect()
     }
-}
 
-impl Fleet for Chart {
-    fn view(&self) -> Arc<FleetView> {
+    /// Sites, instances and links, with no threshold.
+    fn fleet(&self) -> FleetView {
         let sites = self.topology.sites().iter().zip(&self.names.sites);
         let specs = self.topology.instances().map(|(_, spec)| spec);
-        let mut view = FleetView {
+        FleetView {
             sites: sites
                 .map(|(s, e)| SiteView {
                     name: s.name.clone(),
@@ -247,7 +259,13 @@ impl Fleet for Chart {
             offload_threshold: Tokens(0),
             congestion_mark: CONGESTION_MARK,
             bandwidth: Bandwidth::default(),
-        };
+        }
+    }
+}
+
+impl Fleet for Chart {
+    fn view(&self) -> Arc<FleetView> {
+        let mut view = self.fleet();
         let offload = self.offload.lock();
         view.offload_threshold = offload.threshold(&view, self.here, self.kv);
         view.bandwidth = offload.bandwidth(self.here);
@@ -317,6 +335,19 @@ impl Fleet for Chart {
         known
             .map(|known| known.set_service(service))
             .ok_or_else(|| NoSuchInstance(instance.clone()))
+    }
+
+    fn settled(&self, uncached: Tokens, produced: u32) {
+        self.slow.note(SeenRequest {
+            at: self.clock.now(),
+            // Decode computes the last token even where all of the prompt is cached.
+            uncached: Tokens(uncached.0.max(1)),
+            produced,
+        });
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        self.slow.samples()
     }
 }
 

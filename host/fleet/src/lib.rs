@@ -6,14 +6,16 @@
 pub mod agent;
 pub mod bus;
 pub mod chart;
+pub mod duties;
 pub mod link;
 pub mod prefixes;
+pub mod slow;
 pub mod topology;
 pub mod warm_up;
 
 pub use agent::Agent;
 pub use bus::EmbeddedBus;
-pub use chart::Chart;
+pub use chart::{Chart, Conversion};
 pub use link::{LinkMonitor, LinkWindow};
 pub use prefixes::{Disclosure, Prefixes, Telling};
 pub use topology::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};

@@ -122,6 +122,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
     samples.extend(kv::samples(&site));
     let view = site.parts.fleet.view();
     samples.extend(landed(&site, &view));
+    samples.extend(site.parts.fleet.samples());
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),

@@ -25,6 +25,7 @@
 mod bound;
 mod egress;
 mod lengths;
+mod live;
 mod model;
 mod profile;
 mod quadratic;
@@ -40,6 +41,10 @@ mod waiting;
 pub use bound::{LocalRoles, UpperBound, Worth, upper_bound};
 pub use egress::{cluster_egress, kv_throughput};
 pub use lengths::{LengthDistribution, LengthsError, MeasuredLengths, Slice, TruncatedLogNormal};
+pub use live::{
+    Division, LivePools, LocalInstances, Outlook, Seen, SeenRequest, WANTED_LOAD, WantedInstances,
+    best_division, look_ahead,
+};
 pub use model::{Averaging, Bottleneck, Fleet, Plan, Split, evaluate};
 pub use profile::{DecodeProfile, FitError, PrefillProfile};
 pub use search::{SearchGrid, best_plan};

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 mod bound;
 mod egress;
+mod live;
 mod regions;
 mod setting;
 mod ttft;

@@ -6,6 +6,7 @@ mod link;
 mod patience;
 mod nixl;
 mod quotas;
+mod scaling;
 mod site;
 mod trust;
 
@@ -15,6 +16,7 @@ pub use link::{LinkConfig, PathConfig, SimulatedWan};
 pub use patience::{RetriesConfig, TimeoutsConfig};
 pub use nixl::{LinkBackend, NixlSettings};
 pub use quotas::{QuotaConfig, RuntimeQuotas};
+pub use scaling::{NoWebhook, ScalingConfig, WebhookUrl};
 pub use site::{InstanceConfig, SiteConfig, TlsConfig};
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
@@ -66,6 +68,9 @@ pub struct Config {
     /// User classes whose KV never crosses quantised.
     #[serde(default)]
     pub exact_kv_classes: Vec<String>,
+    /// Whom to tell how many instances the load asks for.
+    #[serde(default)]
+    pub scaling: ScalingConfig,
 }
 
 /// A model.
@@ -224,6 +229,7 @@ impl Config {
         self.check_nixl()?;
         self.check_tenants(&topology)?;
         self.check_trust()?;
+        self.check_scaling()?;
         self.check_kv()?;
         self.check_patience()?;
         self.check_quotas()

@@ -13,6 +13,7 @@ pub mod kv;
 pub mod lab;
 pub mod plan;
 pub mod registry;
+pub mod scaling;
 pub mod signing;
 pub mod simulation;
 pub mod system;

@@ -1,7 +1,7 @@
 //! Tells the other sites: load and prefix summaries. Nothing on the bus holds a token id.
 
 use crate::EngineLoad;
-use portolan_base::{InstanceName, Moment, SiteName};
+use portolan_base::{Duty, InstanceName, Moment, SiteName};
 use portolan_decide::Standing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -19,6 +19,9 @@ pub struct InstanceLoadReport {
     /// What its own site thinks of it.
     #[serde(default)]
     pub standing: Standing,
+    /// What it does of what it can do; none where that is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duty: Option<Duty>,
     /// When it was measured.
     pub at: Moment,
 }

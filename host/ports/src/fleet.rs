@@ -1,5 +1,6 @@
 //! KNOWS the sites: what a decision is made from.
 
+use crate::Sample;
 use portolan_base::{BlockHash, InstanceName, ModelName, Tokens};
 use portolan_decide::{FleetView, InstanceIndex, Route, SiteIndex};
 use portolan_policy::NameTables;
@@ -103,6 +104,14 @@ pub trait Fleet: Send + Sync {
     /// # Errors
     /// When this site has no such instance.
     fn set_service(&self, instance: &InstanceName, service: Service) -> Result<(), NoSuchInstance>;
+
+    /// Says that a request was served: the prompt tokens that had to be computed for it, and those of its answer.
+    fn settled(&self, _uncached: Tokens, _produced: u32) {}
+
+    /// Numbers of its own for the metrics page.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
+    }
 }
 
 #[cfg(test)]

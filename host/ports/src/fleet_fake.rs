@@ -20,6 +20,7 @@ struct State {
     predicted: Vec<(InstanceIndex, Vec<BlockHash>)>,
     outcomes: Vec<(InstanceIndex, InstanceOutcome)>,
     link_outcomes: Vec<(SiteIndex, InstanceOutcome)>,
+    settled: Vec<(Tokens, u32)>,
 }
 
 impl FakeFleet {
@@ -32,6 +33,7 @@ impl FakeFleet {
             predicted: Vec::new(),
             outcomes: Vec::new(),
             link_outcomes: Vec::new(),
+            settled: Vec::new(),
         };
         Self {
             names: Arc::new(names),
@@ -62,6 +64,11 @@ impl FakeFleet {
     /// Everything that was reported of links, by the site they come from, oldest first.
     pub fn link_outcomes(&self) -> Vec<(SiteIndex, InstanceOutcome)> {
         self.state().link_outcomes.clone()
+    }
+
+    /// What every served request computed and produced, oldest first.
+    pub fn settled_requests(&self) -> Vec<(Tokens, u32)> {
+        self.state().settled.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -120,5 +127,9 @@ impl Fleet for FakeFleet {
         };
         state.view = Arc::new(view);
         Ok(())
+    }
+
+    fn settled(&self, uncached: Tokens, produced: u32) {
+        self.state().settled.push((uncached, produced));
     }
 }

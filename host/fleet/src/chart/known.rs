@@ -1,7 +1,8 @@
 //! What a site knows of one instance: its load, and whether it may be given work.
 
 use parking_lot::Mutex;
-use portolan_base::{InstanceName, Moment};
+use crate::topology::InstanceSpec;
+use portolan_base::{Duty, InstanceName, Moment};
 use portolan_decide::{Breaker, BreakerConfig, Comeback, SiteIndex, Standing};
 use portolan_ports::{Engine, EngineLoad, InstanceOutcome, OnTheWay, Service};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ pub(super) struct Known {
     pub(super) site: SiteIndex,
     pub(super) name: InstanceName,
     pub(super) on_the_way: Arc<OnTheWay>,
+    /// What it does of what it can do.
+    duty: Mutex<Duty>,
     /// Present for this site's own: its load is read, not reported.
     engine: Option<Arc<dyn Engine>>,
     state: Mutex<State>,
@@ -37,11 +40,12 @@ struct Reported {
 }
 
 impl Known {
-    pub(super) fn new(site: SiteIndex, name: InstanceName, engine: Option<Arc<dyn Engine>>) -> Self {
+    pub(super) fn new((site, spec): (SiteIndex, &InstanceSpec), engine: Option<Arc<dyn Engine>>) -> Self {
         Self {
             site,
-            name,
+            name: spec.name.clone(),
             on_the_way: Arc::default(),
+            duty: Mutex::new(Duty::of(spec.role)),
             engine,
             state: Mutex::new(State {
                 reported: None,
@@ -51,6 +55,16 @@ impl Known {
                 warming_up: false,
             }),
         }
+    }
+
+    /// What it does.
+    pub(super) fn duty(&self) -> Duty {
+        *self.duty.lock()
+    }
+
+    /// What it does from now on.
+    pub(super) fn set_duty(&self, duty: Duty) {
+        *self.duty.lock() = duty;
     }
 
     /// Takes a report of another site.

@@ -60,6 +60,7 @@ fn report(standing: Standing) -> InstanceLoadReport {
             ..EngineLoad::default()
         },
         standing,
+        duty: None,
         at: Moment(0),
     }
 }
@@ -166,6 +167,135 @@ fn work_on_its_way_counts_before_it_is_reported() {
     drop(claim);
     assert_eq!(queued(), 10);
     drop(chart.claim(InstanceIndex(99), Tokens(1)));
+}
+
+#[test]
+fn an_instance_that_turns_takes_no_work_and_its_site_says_so() {
+    let chart = chart(Arc::default());
+    let seen = || {
+        let view = chart.view();
+        (view.instances[1].role, view.instances[1].standing.is_ready())
+    };
+    chart.heard_load(&report(Standing::Ready));
+    assert_eq!(seen(), (Role::Both, true));
+    let turning = Duty::of(Role::Decode).turned(Role::Prefill);
+    chart.heard_duty(&name("there"), &instance(), turning);
+    assert_eq!(seen(), (Role::Decode, false));
+    chart.heard_duty(&name("there"), &instance(), turning.after(0, 0));
+    assert_eq!(seen(), (Role::Prefill, true));
+    chart.heard_duty(&name("nowhere"), &instance(), turning);
+}
+
+/// Two instances here that can do both, one there that prefills, and what a minute of requests was.
+fn to_be_divided() -> (Chart, Arc<TestClock>) {
+    let clock = Arc::new(TestClock::default());
+    let spec = |name: &str, role| InstanceSpec {
+        name: InstanceName::new(name).unwrap(),
+        model: ModelName::new("m").unwrap(),
+        role,
+        decode_slots: 4,
+        price_micros_per_kilotoken: 0,
+    };
+    let site = |n: &str, instances| SiteSpec {
+        name: name(n),
+        region: String::new(),
+        jurisdiction: n.to_owned(),
+        instances,
+    };
+    let sites = vec![
+        site("here", vec![spec("a", Role::Both), spec("b", Role::Both)]),
+        site("there", vec![spec("i1", Role::Prefill)]),
+    ];
+    let link = LinkSpec {
+        from: name("there"),
+        to: name("here"),
+        capacity: BitsPerSecond(10_000_000_000),
+        rtt: Duration::from_millis(9),
+        price_micros_per_gib: 0,
+    };
+    let topology = Topology::new(sites, vec![link], Vec::new()).unwrap();
+    let telling = Telling::everything([5; 32], 1);
+    let chart = Chart::new(
+        topology,
+        SiteIndex(0),
+        &BTreeMap::new(),
+        Arc::clone(&clock) as _,
+        &telling,
+    );
+    for i in 0..100 {
+        clock.0.fetch_add(1_000_000, Ordering::Relaxed);
+        chart.settled(Tokens(100 + i * 10), 100);
+    }
+    (chart.with_conversion(Conversion::ByPlan), clock)
+}
+
+#[test]
+fn instances_are_divided_one_by_one_as_they_drain() {
+    let (chart, clock) = to_be_divided();
+    let report = |instance: &str, decoding: u32| {
+        let load = EngineLoad {
+            prefill_ns_per_token: 100_000,
+            decode_step_us: 10_000,
+            decode_running: decoding,
+            ..EngineLoad::default()
+        };
+        let site = if instance == "i1" { "there" } else { "here" };
+        chart.heard_load(&InstanceLoadReport {
+            site: name(site),
+            instance: InstanceName::new(instance).unwrap(),
+            load,
+            standing: Standing::Ready,
+            duty: None,
+            at: Moment(0),
+        });
+    };
+    let roles = || {
+        let view = chart.view();
+        [0, 1].map(|i| (view.instances[i].role, view.instances[i].standing.is_ready()))
+    };
+    ["a", "b", "i1"].iter().for_each(|instance| report(instance, 1));
+    chart.plan_if_due();
+    let duty = |instance: &str| chart.duty(&InstanceName::new(instance).unwrap()).unwrap();
+    let turning = Duty::of(Role::Both).turned(Role::Prefill);
+    assert_eq!((duty("a"), duty("b")), (turning, Duty::of(Role::Both)));
+    assert_eq!(
+        roles(),
+        [(Role::Prefill, true), (Role::Both, true)],
+        "no more answers are begun there"
+    );
+    chart.plan_if_due();
+    assert_eq!(
+        (duty("a"), duty("b")),
+        (turning, Duty::of(Role::Both)),
+        "one still runs, and nobody else turns"
+    );
+    report("a", 0);
+    chart.plan_if_due();
+    assert_eq!(
+        (duty("a").is_turning(), duty("b").is_turning()),
+        (false, true),
+        "the other's turn has come"
+    );
+    assert_eq!(
+        roles(),
+        [(Role::Prefill, true), (Role::Decode, true)],
+        "it goes on to decode"
+    );
+    chart.plan_if_due();
+    assert_eq!(
+        (duty("a"), duty("b")),
+        (Duty::of(Role::Prefill), Duty::of(Role::Decode))
+    );
+    chart.plan_if_due();
+    assert_eq!(roles(), [(Role::Prefill, true), (Role::Decode, true)]);
+    // The remote pool falls silent: what can do both, does again.
+    clock
+        .0
+        .fetch_add(LOAD_EXPIRES.as_micros() as u64, Ordering::Relaxed);
+    ["a", "b"].iter().for_each(|instance| report(instance, 1));
+    chart.plan_if_due();
+    chart.plan_if_due();
+    assert_eq!(roles(), [(Role::Both, true), (Role::Both, true)]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::journey::{Fault, Journey};
 use crate::rollout;
+use portolan_base::Tokens;
 
 /// Ends a request.
 pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
@@ -31,6 +32,8 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     if status == "ok" {
         let (tenant, produced) = (&journey.request.tenant.name, journey.record.completion_tokens);
         journey.site.outputs.observe(tenant, produced);
+        let uncached = Tokens(journey.record.kv.computed_tokens);
+        journey.site.parts.fleet.settled(uncached, produced);
     }
     journey.note_stage("settle", begun);
     let record = journey.record.clone();

@@ -6,6 +6,7 @@ use super::parts::{HostError, Model, Shared};
 use super::tiers::{self, SiteTiers};
 use super::tls::{self, Renewal};
 use crate::config::SiteConfig;
+use crate::scaling;
 use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
 use portolan_engine::{InstanceConfig, NativeInstance, Surroundings};
@@ -101,7 +102,9 @@ impl RunningSite {
         let clock = Arc::clone(&shared.clock);
         let telling = Telling::everything(shared.secrets.summaries, shared.random.next_u64());
         let topology = shared.topology.clone();
-        let chart = Arc::new(Chart::new(topology, index, &self.engines, clock, &telling));
+        let chart = Chart::new(topology, index, &self.engines, clock, &telling)
+            .with_conversion(shared.config.scaling.conversion());
+        let chart = Arc::new(chart);
         let agent = Agent {
             site: self.name.clone(),
             chart: Arc::clone(&chart),
@@ -112,6 +115,9 @@ impl RunningSite {
         };
         self.tasks = agent.start();
         self.wait_until_warm(&chart).await;
+        let scaling = shared.config.scaling.clone();
+        self.tasks
+            .spawn(scaling::tell(self.name.clone(), Arc::clone(&chart), scaling));
         if let Some(renewal) = self.renewal.take() {
             self.tasks.spawn(renewal.run());
         }

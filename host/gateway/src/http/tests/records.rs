@@ -41,6 +41,19 @@ async fn a_record_holds_what_scripts_rely_on() {
     assert_eq!(stages.first(), Some(&"accept"));
     assert_eq!(stages.last(), Some(&"settle"));
     assert!(record["kv"]["bytes_moved"].is_u64() && record["kv"]["cached_tokens"].is_u64());
+    // What the slow loop learns of it.
+    let settled = app.fleet.settled_requests();
+    let learnt: Vec<_> = settled
+        .iter()
+        .map(|(uncached, produced)| json!([uncached.0, produced]))
+        .collect();
+    assert_eq!(
+        learnt,
+        [json!([
+            record["kv"]["computed_tokens"],
+            record["completion_tokens"]
+        ])]
+    );
 }
 
 #[tokio::test]
