@@ -9,7 +9,7 @@ use crate::residency::Placements;
 use crate::route::{Candidates, KvSize, Route};
 use crate::standing::Standing;
 use crate::table::RequestPolicies;
-use portolan_base::Clock;
+use portolan_base::{Clock, Tokens};
 use portolan_policy::builtin::{self, Cost, Routing};
 use portolan_policy::{
     Answer, CostMatrix, CostView, Matrix, NEVER, Purpose, Question, QuestionKind, RequestView,
@@ -27,6 +27,9 @@ pub struct DecideInput<'a> {
     pub kv: KvSize,
     /// Prompt tokens each instance holds KV for, by instance index.
     pub held: &'a [u32],
+    /// Tokens in a block of KV, where the host fetches what another site holds if that is quicker than computing it;
+    /// none: it fetches nothing, and no estimate counts on it.
+    pub fetch_block: Option<Tokens>,
     /// The versions this request was admitted with.
     pub policies: &'a RequestPolicies,
 }
@@ -101,7 +104,7 @@ impl Desk<'_> {
         let row = request.row(fleet.offload_threshold.0, fleet.bandwidth_is_scarce());
         self.record.request = row;
         let row = row.to_cells();
-        let all = Candidates::enumerate(request, fleet, kv, held);
+        let mut all = Candidates::enumerate(request, fleet, kv, held);
         self.record.candidates = all
             .routes
             .iter()
@@ -116,6 +119,10 @@ impl Desk<'_> {
         let allowed = self.allowed(&all, &placements);
         if allowed.is_empty() {
             return Decision::Refuse(Refusal::Residency(self.denied_sites()));
+        }
+        all.count_on_fetches(self.input, &placements);
+        for &position in &allowed {
+            self.record.candidates[position].facts = all.rows[position];
         }
         let candidates = all.select(&allowed);
         let matrix = candidates.matrix();

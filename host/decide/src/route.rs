@@ -1,6 +1,7 @@
 //! The candidate routes and the host's estimates of each.
 
 mod best;
+mod fetching;
 
 use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex};
 use crate::request::{PrefillMode, RequestFacts};
@@ -11,7 +12,7 @@ use portolan_base::{BitsPerSecond, Bytes, Permille};
 use portolan_policy::{RouteMatrix, RouteRow};
 use std::time::Duration;
 
-/// Most routes a decision looks at. 64 rows of 23 columns cross to a policy in under a microsecond.
+/// Most routes a decision looks at. 64 rows of 26 columns cross to a policy in under a microsecond.
 pub const MAX_ROUTES: usize = 64;
 
 /// One way to serve a request: prefill here, decode there.
@@ -231,6 +232,10 @@ impl Survey<'_> {
             link_busy_permille: link.map_or(0, |l| l.busy.0),
             link_loss_permille: link.map_or(Permille(0), |l| l.loss).0,
             price_micros: self.price(uncached, prefiller, decoder, link.map(|l| (l, transfer))),
+            // Whether anything may be fetched, residency has to say first.
+            fetch_tokens: 0,
+            fetch_kib: 0,
+            fetch_us: 0,
         }
     }
 
@@ -241,20 +246,25 @@ impl Survey<'_> {
         decoder: &InstanceView,
         moved: Option<(&LinkView, Bytes)>,
     ) -> u32 {
-        let compute = |i: &InstanceView, tokens: u32| {
-            u64::from(i.price_micros_per_kilotoken) * u64::from(tokens) / 1000
-        };
-        let link = moved.map_or(0, |(link, bytes)| {
-            u128::from(link.price_micros_per_gib) * u128::from(bytes.0) / (1 << 30)
-        });
-        let link = u64::try_from(link).unwrap_or(u64::MAX);
-        let answer = compute(decoder, self.request.expected_output_tokens);
+        let link = moved.map_or(0, |(link, bytes)| moving_price(link, bytes));
+        let answer = computing_price(decoder, self.request.expected_output_tokens);
         clip(
-            compute(prefiller, uncached)
+            computing_price(prefiller, uncached)
                 .saturating_add(answer)
                 .saturating_add(link),
         )
     }
+}
+
+/// In millionths of the operator's unit.
+fn computing_price(instance: &InstanceView, tokens: u32) -> u64 {
+    u64::from(instance.price_micros_per_kilotoken) * u64::from(tokens) / 1000
+}
+
+/// In millionths of the operator's unit.
+fn moving_price(link: &LinkView, bytes: Bytes) -> u64 {
+    let price = u128::from(link.price_micros_per_gib) * u128::from(bytes.0) / (1 << 30);
+    u64::try_from(price).unwrap_or(u64::MAX)
 }
 
 fn rough_us(row: &RouteRow) -> u64 {

@@ -201,7 +201,8 @@ columns! {
         FetchableTokens => fetchable_tokens,
         /// KV this route moves between sites in KiB; 0 when prefill and decode share one.
         TransferKib => transfer_kib,
-        /// The host's estimate of computing the uncached part, in µs.
+        /// The host's estimate of having the uncached part, in µs: computing it, or fetching some of it and computing the
+        /// rest.
         PrefillUs => prefill_us,
         /// The host's estimate of moving the KV, in µs, not counting overlap with prefill.
         TransferUs => transfer_us,
@@ -233,6 +234,13 @@ columns! {
         LinkLossPermille => link_loss_permille,
         /// Price of this request on this route, in millionths of the operator's unit.
         PriceMicros => price_micros,
+        /// Prompt tokens that the prefill instance would fetch from another site, where that is quicker than computing
+        /// them: `prefill-us` counts on it.
+        FetchTokens => fetch_tokens,
+        /// What such a fetch moves, in KiB.
+        FetchKib => fetch_kib,
+        /// The host's estimate of such a fetch, in µs: a part of `prefill-us`.
+        FetchUs => fetch_us,
     }
 }
 

@@ -168,6 +168,7 @@ fn run(request: &RequestFacts, fleet: &FleetView, policies: &RequestPolicies) ->
             fleet,
             kv,
             held: &[],
+            fetch_block: None,
             policies,
         },
         &Still,
@@ -224,6 +225,7 @@ fn a_prefix_held_at_home_changes_the_choice() {
         fleet: &fleet,
         kv,
         held: &[992, 0],
+        fetch_block: None,
         policies: &policies,
     };
     let (decision, record) = decide(&input, &Still);
@@ -232,6 +234,96 @@ fn a_prefix_held_at_home_changes_the_choice() {
     assert_eq!(
         (facts.cached_tokens, facts.fetchable_tokens, facts.transfer_kib),
         (0, 992, 8)
+    );
+}
+
+/// A decision where abroad holds 960 tokens, and the host fetches blocks of 64.
+fn with_fetches(request: &RequestFacts, fleet: &FleetView, policies: &RequestPolicies) -> DecisionRecord {
+    let input = DecideInput {
+        request,
+        fleet,
+        kv: KvSize {
+            fixed: Bytes(0),
+            per_token: Bytes(1024),
+        },
+        held: &[0, 960],
+        fetch_block: Some(Tokens(64)),
+        policies,
+    };
+    decide(&input, &Still).1
+}
+
+#[test]
+fn an_estimate_counts_on_a_fetch_where_one_would_be_done() {
+    let record = with_fetches(&request(), &fleet(), &RequestPolicies::default());
+    let at = |site: &str| {
+        let mut found = record.candidates.iter();
+        found.find(|c| c.route.prefill_site == site).unwrap()
+    };
+    // 960 KiB in 10 ms and 7.86 on the link, and 40 tokens of 1 ms each.
+    let (home, abroad) = (at("home").facts, at("abroad").facts);
+    assert_eq!(
+        (home.fetch_tokens, home.fetch_kib, home.fetch_us),
+        (960, 960, 17_864)
+    );
+    assert_eq!((home.prefill_us, home.cached_tokens), (17_864 + 40_000, 0));
+    assert_eq!((abroad.fetch_tokens, abroad.prefill_us), (0, 4_000));
+    assert_eq!(at("home").cost.unwrap().prefill_us, 17_864 + 40_000);
+    let mut slow = fleet();
+    slow.links
+        .values_mut()
+        .for_each(|link| link.capacity = BitsPerSecond(1_000_000));
+    let record = with_fetches(&request(), &slow, &RequestPolicies::default());
+    let home = record.candidates.iter().find(|c| c.route.prefill_site == "home");
+    assert_eq!(
+        home.map(|c| (c.facts.fetch_tokens, c.facts.prefill_us)),
+        Some((0, 1_000_000))
+    );
+}
+
+#[test]
+fn a_fetch_has_its_price_and_what_is_not_computed_has_none() {
+    let mut priced = fleet();
+    priced.instances[0].price_micros_per_kilotoken = 1000;
+    let price = |fleet: &FleetView| {
+        let record = with_fetches(&request(), fleet, &RequestPolicies::default());
+        let home = record.candidates.iter().find(|c| c.route.prefill_site == "home");
+        home.unwrap().facts.price_micros
+    };
+    let free = price(&priced);
+    priced
+        .links
+        .values_mut()
+        .for_each(|link| link.price_micros_per_gib = 1 << 19);
+    assert_eq!(price(&priced) - free, 480, "960 KiB");
+    priced.links.values_mut().for_each(|link| link.up = false);
+    assert_eq!(price(&priced) - free, 960, "960 tokens computed");
+}
+
+#[test]
+fn no_estimate_counts_on_a_fetch_that_residency_does_not_allow() {
+    let placed = |home, abroad| RequestPolicies {
+        platform_residency: Some(answering(Answer::Residency(vec![home, abroad]))),
+        ..Default::default()
+    };
+    let fetched = |policies: &RequestPolicies| {
+        let record = with_fetches(&request(), &fleet(), policies);
+        let home = record.candidates.iter().find(|c| c.route.prefill_site == "home");
+        home.map(|c| c.facts.fetch_tokens)
+    };
+    assert_eq!(
+        fetched(&placed(Placement::Resident, Placement::Resident)),
+        Some(960)
+    );
+    assert_eq!(
+        fetched(&placed(Placement::Resident, Placement::Transient)),
+        Some(960)
+    );
+    assert_eq!(fetched(&placed(Placement::Resident, Placement::Denied)), Some(0));
+    assert_eq!(
+        fetched(&placed(Placement::Transient, Placement::Resident)),
+        Some(0),
+        "what is fetched has to be kept"
     );
 }
 

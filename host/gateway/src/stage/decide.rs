@@ -2,7 +2,7 @@
 
 use super::journey::{Fault, Journey};
 use crate::error::{ErrorKind, RequestError};
-use portolan_base::INDEX_BLOCK_TOKENS;
+use portolan_base::{INDEX_BLOCK_TOKENS, Tokens};
 use portolan_decide::{
     DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, Refusal, RequestFacts, Route, decide,
 };
@@ -84,6 +84,7 @@ impl Journey {
             fleet: &self.fleet,
             kv,
             held,
+            fetch_block: Some(Tokens(layout.block_tokens)),
             policies: &self.policies,
         };
         let clock = self.site.parts.clock.as_ref();

@@ -2,9 +2,11 @@
 //!
 //! total = queue + prefill + transfer beyond overlap + round trips + decode, all in µs:
 //!
-//! - queue and prefill are the host's own estimates; prefill covers the uncached tokens only, so what the cache saves
-//!   is already out of it (and shown in `cache-benefit-us`);
-//! - KV streams layer by layer while prefill runs, so only `transfer − overlap × min(transfer, prefill)` is waited for;
+//! - queue and prefill are the host's own estimates; prefill covers the uncached tokens only, fetched from another site
+//!   where that is quicker than computing them, so what caches save is already out of it (and shown in
+//!   `cache-benefit-us`);
+//! - KV streams layer by layer while the prompt is computed, which begins when what is fetched is there, so only
+//!   `transfer − overlap × min(transfer, prefill − fetch)` is waited for;
 //! - a remote route pays the link's round-trip time: the request goes over and the KV comes back;
 //! - decode is one step for the first token, the wait for a slot where all are taken, and a share of the remaining
 //!   steps of the answer.
@@ -65,7 +67,7 @@ impl Ttft {
         }
         let transfer = u64::from(route.transfer_us());
         let hidden = scaled(
-            transfer.min(u64::from(route.prefill_us())),
+            transfer.min(u64::from(computing_us(route))),
             self.config.overlap_permille,
         );
         let round_trips = u64::from(self.config.round_trips) * u64::from(route.link_rtt_us());
@@ -130,13 +132,16 @@ fn slot_wait_us(route: RouteView<'_>, answer_us: u64) -> u64 {
     (running - slots + 1).saturating_mul(answer_us / slots)
 }
 
-/// What computing the cached tokens would have cost at the rate of the uncached ones.
+/// The part of prefill that is computed.
+fn computing_us(route: RouteView<'_>) -> u32 {
+    route.prefill_us().saturating_sub(route.fetch_us())
+}
+
+/// What computing the cached and fetched tokens would have cost at the rate of the others, less the time of the fetch.
 fn cache_benefit_us(request: RequestView<'_>, route: RouteView<'_>) -> u32 {
-    let cached = u64::from(route.cached_tokens().min(request.prompt_tokens()));
-    let uncached = u64::from(request.prompt_tokens()) - cached;
-    finite(
-        (u64::from(route.prefill_us()) * cached)
-            .checked_div(uncached)
-            .unwrap_or(0),
-    )
+    let there = u64::from(route.cached_tokens()) + u64::from(route.fetch_tokens());
+    let there = there.min(u64::from(request.prompt_tokens()));
+    let computed = u64::from(request.prompt_tokens()) - there;
+    let saved = (u64::from(computing_us(route)) * there).checked_div(computed);
+    finite(saved.unwrap_or(0).saturating_sub(u64::from(route.fetch_us())))
 }

@@ -1,4 +1,4 @@
-//! Made-up requests of the production shape: 23 columns a route, four sites under two jurisdictions, queues, links
+//! Made-up requests of the production shape: 26 columns a route, four sites under two jurisdictions, queues, links
 //! and prompts of mixed sizes. The same seed makes the same requests on every machine.
 
 use super::situation::{Situation, of_request, priced};
@@ -125,6 +125,7 @@ fn route(request: &RequestRow, position: usize, dice: &mut Dice) -> RouteRow {
         link_busy_permille: remote * dice.below(1001),
         link_loss_permille: remote * dice.below(3),
         price_micros: uncached / 10 * (1 + dice.below(3)),
+        ..RouteRow::default()
     }
 }
 

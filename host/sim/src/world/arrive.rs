@@ -52,6 +52,7 @@ impl World<'_> {
             fleet: &self.fleet,
             kv: self.scenario.kv,
             held: &self.held,
+            fetch_block: None,
             policies: &self.scenario.policies,
         };
         let (decision, record) = decide(&input, self.clock);

@@ -77,6 +77,33 @@ fn decode_counts_the_wait_for_a_slot_and_a_share_of_the_answer() {
 }
 
 #[test]
+fn a_fetch_is_a_part_of_prefill_behind_which_no_transfer_hides() {
+    let request = RequestRow {
+        prompt_tokens: 1000,
+        ..Default::default()
+    };
+    // 200 tokens are cached, 600 fetched in 300 µs, 200 computed in 400.
+    let row = RouteRow {
+        prefill_us: 700,
+        cached_tokens: 200,
+        fetch_tokens: 600,
+        fetch_us: 300,
+        transfer_us: 1_000,
+        link_rtt_us: 0,
+        ..route(1)
+    };
+    let cost = ttft(request, row);
+    assert_eq!((cost.prefill_us, cost.transfer_us), (700, 1_000 - 372));
+    assert_eq!(cost.cache_benefit_us, 800 * 2 - 300);
+    let odd = RouteRow { fetch_us: 900, ..row };
+    assert_eq!(
+        ttft(request, odd).transfer_us,
+        1_000,
+        "a fetch longer than all of prefill"
+    );
+}
+
+#[test]
 fn what_the_cache_saved_is_shown() {
     let request = RequestRow {
         prompt_tokens: 1000,

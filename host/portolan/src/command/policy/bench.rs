@@ -8,6 +8,7 @@ use crate::lab::component::{ComponentFile, Workshop};
 use clap::Args;
 use portolan_base::Bytes;
 use portolan_decide::MAX_ROUTES;
+use portolan_policy::RouteColumn;
 use std::path::PathBuf;
 
 /// Options of `policy bench`.
@@ -85,10 +86,11 @@ fn describe(files: &[ComponentFile], measured: &Measured) -> Vec<String> {
     let none = String::new;
     let mut out = vec![
         format!(
-            "{} (built in: {}), {} routes × 23 columns, {} decisions of {}",
+            "{} (built in: {}), {} routes × {} columns, {} decisions of {}",
             names(|file| &file.name),
             names(|file| native_name(file)),
             measured.routes,
+            RouteColumn::COUNT,
             measured.decisions,
             match measured.calls {
                 1 => "one call".to_owned(),
