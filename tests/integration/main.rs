@@ -21,6 +21,7 @@ mod policies_agree;
 mod policy_tools;
 mod quantised;
 mod rehearsed;
+mod replicas;
 mod residency;
 mod rollout;
 mod stopping;

@@ -22,6 +22,7 @@
 //! | [`retry`] | how much a site may try again |
 //! | [`rollout`] | who gets a new version, and when it goes |
 //! | [`shadow`] | what a version on trial would have decided |
+//! | [`replicate`] | when a second copy of a prefix is worth its bandwidth |
 //! | [`record`] | the path record: why each request went where it went |
 
 pub mod ask;
@@ -32,6 +33,7 @@ pub mod offload;
 pub mod order;
 pub mod plan;
 pub mod record;
+pub mod replicate;
 pub mod request;
 pub mod residency;
 pub mod retry;
@@ -53,6 +55,7 @@ pub use record::{
     CandidateRecord, DecisionRecord, Fallback, FetchRecord, KvRecord, LeftOut, PathRecord, PolicyRecord,
     RouteRecord, ShadowRecord, StageRecord,
 };
+pub use replicate::{PrefixAsk, ReplicaCounts, ReplicaDue, ReplicaEnd, ReplicaRules, Replicas};
 pub use request::{PrefillMode, RequestFacts, RequestKind};
 pub use residency::Placements;
 pub use retry::{RetryBudget, RetryConfig};

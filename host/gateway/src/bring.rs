@@ -195,7 +195,7 @@ impl Attempt {
 }
 
 /// Whatever the holder said, it has to fit into the last word on a transfer, three times over.
-fn short(text: String) -> String {
+pub(crate) fn short(text: String) -> String {
     const LONGEST: usize = 256;
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => text[..end].to_owned(),

@@ -123,6 +123,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
     let view = site.parts.fleet.view();
     samples.extend(landed(&site, &view));
     samples.extend(site.parts.fleet.samples());
+    samples.extend(crate::replicate::samples(&site));
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),

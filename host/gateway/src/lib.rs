@@ -17,6 +17,7 @@ mod prewarmed;
 mod public;
 pub mod receive;
 pub mod records;
+mod replicate;
 mod rollout;
 pub mod site;
 pub mod stage;

@@ -10,13 +10,14 @@ use crate::policies::PolicyDesk;
 use crate::prewarmed::PrewarmedPrompts;
 use crate::public::PublicPrefixes;
 use crate::records::RecordLog;
+use crate::replicate::Replication;
 use crate::rollout;
 use crate::stage;
 use crate::stage::accept::Prompts;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
 use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
-use portolan_decide::{RetryBudget, RetryConfig, SiteIndex, Timeouts};
+use portolan_decide::{ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{Engine, EngineDescription, Fidelity, Fleet, PolicyStore, TextModel, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -99,6 +100,8 @@ pub struct SiteParts {
     pub retries: RetryConfig,
     /// Whose KV never comes quantised.
     pub exact: ExactKv,
+    /// What the site orders by itself for prefixes that are asked for often; none: nothing.
+    pub replicate: Option<ReplicaRules>,
 }
 
 /// Whose KV never comes quantised, whatever a link is configured for.
@@ -143,6 +146,8 @@ pub struct Site {
     pub tokenising: Arc<tokio::sync::Semaphore>,
     /// Requests in flight.
     pub permits: Arc<tokio::sync::Semaphore>,
+    /// What it orders by itself.
+    pub(crate) replication: Option<Replication>,
     /// Requests whose shadows are asked.
     pub(crate) shadow_permits: Arc<tokio::sync::Semaphore>,
 }
@@ -151,10 +156,12 @@ impl Site {
     /// Puts a site together.
     pub fn new(parts: SiteParts) -> Arc<Self> {
         let limits = parts.limits;
+        let replication = parts.replicate.map(Replication::new);
         Arc::new(Self {
             prewarmed: PrewarmedPrompts::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             parts,
+            replication,
             records: RecordLog::new(limits.records),
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),

@@ -18,6 +18,8 @@ struct State {
     view: Arc<FleetView>,
     held: Vec<u32>,
     predicted: Vec<(InstanceIndex, Vec<BlockHash>)>,
+    /// Whether what was predicted counts as held.
+    believes: bool,
     outcomes: Vec<(InstanceIndex, InstanceOutcome)>,
     link_outcomes: Vec<(SiteIndex, InstanceOutcome)>,
     settled: Vec<(Tokens, u32)>,
@@ -31,6 +33,7 @@ impl FakeFleet {
             view: Arc::new(view),
             held,
             predicted: Vec::new(),
+            believes: true,
             outcomes: Vec::new(),
             link_outcomes: Vec::new(),
             settled: Vec::new(),
@@ -49,6 +52,11 @@ impl FakeFleet {
     /// Says how many tokens of any prompt each instance holds.
     pub fn set_held(&self, held: Vec<u32>) {
         self.state().held = held;
+    }
+
+    /// What is predicted counts for nothing from now on, as if its time were over at once.
+    pub fn disbelieve_predictions(&self) {
+        self.state().believes = false;
     }
 
     /// What each instance was said to be going to hold, oldest first.
@@ -88,7 +96,7 @@ impl Fleet for FakeFleet {
     fn held(&self, _model: &ModelName, chain: &[BlockHash]) -> Vec<u32> {
         let state = self.state();
         let mut held = state.held.clone();
-        for (instance, predicted) in &state.predicted {
+        for (instance, predicted) in state.predicted.iter().filter(|_| state.believes) {
             let same = predicted.iter().zip(chain).take_while(|(a, b)| a == b).count();
             if let Some(held) = held.get_mut(instance.0 as usize) {
                 *held = (*held).max((same * INDEX_BLOCK_TOKENS) as u32);

@@ -7,6 +7,7 @@ pub(super) use place::samples;
 use super::models::List;
 use super::{auth, errors, instances};
 use crate::error::{ErrorKind, RequestError};
+use crate::replicate::{ReplicaRecord, Replication};
 use crate::site::Site;
 use axum::Json;
 use axum::body::Bytes;
@@ -28,14 +29,58 @@ const LIST_DEFAULT: usize = 20;
 /// Most blocks of a list: one has some 500 bytes, so that the longest list stays near half a MB.
 const LIST_MAX: usize = 1000;
 
+/// What the site keeps, and what it ordered by itself.
+#[derive(Debug, Serialize)]
+pub(super) struct StatsBody {
+    #[serde(flatten)]
+    places: List<PlaceBody>,
+    /// None: the site orders nothing by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<ReplicasBody>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReplicasBody {
+    ordered: u64,
+    made: u64,
+    useful: u64,
+    failed: u64,
+    forbidden: u64,
+    held_back: u64,
+    bytes: u64,
+    under_way: usize,
+    /// The latest, the newest first.
+    recent: Vec<ReplicaRecord>,
+}
+
+impl ReplicasBody {
+    fn of(replication: &Replication) -> Self {
+        let (counts, under_way) = replication.counts();
+        Self {
+            ordered: counts.ordered,
+            made: counts.made,
+            useful: counts.useful,
+            failed: counts.failed,
+            forbidden: counts.forbidden,
+            held_back: counts.held_back,
+            bytes: counts.bytes,
+            under_way,
+            recent: replication.recent(),
+        }
+    }
+}
+
 pub(super) async fn stats(
     State(site): State<Arc<Site>>,
     headers: HeaderMap,
-) -> Result<Json<List<PlaceBody>>, RequestError> {
+) -> Result<Json<StatsBody>, RequestError> {
     auth::operator(&site, &headers)?;
     let mut all = Vec::new();
     each_place(&site, |place| all.push(place.body(&site)));
-    Ok(Json(List::of(all)))
+    Ok(Json(StatsBody {
+        places: List::of(all),
+        replicas: site.replication.as_ref().map(ReplicasBody::of),
+    }))
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]

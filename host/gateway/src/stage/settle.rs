@@ -1,5 +1,7 @@
 //! settle: on every exit, cancellation too: release what is held, write the path record, count.
 
+mod replica;
+
 use super::journey::{Fault, Journey};
 use crate::rollout;
 use portolan_base::Tokens;
@@ -34,6 +36,7 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         journey.site.outputs.observe(tenant, produced);
         let uncached = Tokens(journey.record.kv.computed_tokens);
         journey.site.parts.fleet.settled(uncached, produced);
+        replica::note_ask(journey);
     }
     journey.note_stage("settle", begun);
     let record = journey.record.clone();

@@ -5,7 +5,7 @@ use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
 use crate::receive::{Arrival, BrokenOff, receive_within};
 use portolan_base::{InstanceName, Tokens};
 use portolan_decide::Route;
-use portolan_ports::{InstanceOutcome, KvOrder, KvSet, OrderPurpose, TransferError};
+use portolan_ports::{InstanceOutcome, KvOrder, KvSet, OrderPurpose, Retention, TransferError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,10 +70,15 @@ impl Journey {
                 });
             }
         };
-        // The prefill ran from the order's arrival, half a round trip after it was sent; the transfer from its first
-        // piece. The two overlap, and the record shows by how much.
+        // The prefill ran from the order's arrival, half a round trip after it was sent, or from when what was fetched for
+        // it was there; the transfer from its first piece. The two overlap, and the record shows by how much.
+        let fetched_us: u64 = report.prefill.fetches.iter().map(|fetch| fetch.took_us).sum();
+        let fetched = (begun + fetched_us as f64 / 1000.0).min(ended);
+        if fetched_us > 0 {
+            self.note_stage_between("fetch", begun, fetched);
+        }
         let worked_ms = (report.prefill.queue_us + report.prefill.compute_us) as f64 / 1000.0;
-        self.note_stage_between("prefill", begun, (begun + worked_ms).min(ended));
+        self.note_stage_between("prefill", fetched, (fetched + worked_ms).min(ended));
         let first_ms = first_piece.map_or(ended, |at| millis_between(self.request.at, at));
         self.note_stage_between("transfer", first_ms, ended);
         self.site
@@ -101,26 +106,37 @@ impl Journey {
     /// The order of the prompt's KV to the leg's prefill instance.
     pub(super) fn order(&self, leg: &Leg, tokens: Arc<[u32]>, held: u32) -> Result<KvOrder, Fault> {
         let instance = InstanceName::new(&leg.names.prefill_instance);
+        let instance = instance.map_err(|_| Fault::InstanceGone(leg.names.prefill_instance.clone()))?;
         Ok(KvOrder {
+            held,
+            ..self.order_to(instance, tokens, leg.keep_there)
+        })
+    }
+
+    /// An order for this request to an instance: whose data it is, of which nothing is held.
+    pub(super) fn order_to(
+        &self,
+        instance: InstanceName,
+        tokens: Arc<[u32]>,
+        retention: Retention,
+    ) -> KvOrder {
+        let tenant = &self.request.tenant;
+        KvOrder {
             request: self.id(),
-            tenant: self.request.tenant.name.clone(),
-            jurisdiction: self.request.tenant.jurisdiction.clone(),
-            user_class: self.request.tenant.user_class.clone(),
+            tenant: tenant.name.clone(),
+            jurisdiction: tenant.jurisdiction.clone(),
+            user_class: tenant.user_class.clone(),
             model: self.request.model.clone(),
             model_version: self.model().description.layout.model_version,
-            instance: instance.map_err(|_| Fault::InstanceGone(leg.names.prefill_instance.clone()))?,
+            instance,
             tokens,
-            held,
-            retention: leg.keep_there,
+            held: 0,
+            retention,
             draw: self.policies.draw,
-            fidelity: self
-                .site
-                .parts
-                .exact
-                .fidelity(&self.request.tenant.name, &self.request.tenant.user_class),
+            fidelity: self.site.parts.exact.fidelity(&tenant.name, &tenant.user_class),
             dependencies: Arc::clone(&self.about.dependencies),
             fetch_from: Arc::default(),
             purpose: OrderPurpose::Serve,
-        })
+        }
     }
 }

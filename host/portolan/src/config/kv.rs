@@ -1,7 +1,9 @@
 //! How KV is kept for reuse, as the file says it.
 
 use super::{Config, ConfigError};
-use portolan_base::{Bytes, ModelName, Scope};
+use portolan_base::{Bytes, ModelName, Scope, Tokens};
+use portolan_decide::ReplicaRules;
+use portolan_decide::replicate::ASKS_KEPT;
 use portolan_disk::LandingConfig;
 use portolan_engine::CacheConfig;
 use portolan_kv::{PoolConfig, Shares};
@@ -25,6 +27,82 @@ pub struct KvConfig {
     pub time_to_live_s: Option<u64>,
     /// Beginnings of prompts whose KV all tenants share.
     pub public_prefixes: Vec<PublicPrefix>,
+    /// What a site orders by itself for prefixes that are asked for often; none: nothing.
+    pub replicate: Option<ReplicateConfig>,
+}
+
+/// Bounds of what a site orders by itself.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReplicateConfig {
+    /// Requests within the window that have to ask for a prefix.
+    pub asks: u32,
+    /// The window, in seconds.
+    pub window_s: u64,
+    /// Tokens that a copy has at least.
+    pub min_tokens: u32,
+    /// MiB ordered in a minute at most.
+    pub mib_per_minute: u64,
+    /// Orders under way at most.
+    pub at_once: u32,
+    /// Seconds that a prefix is left alone after an order.
+    pub pause_s: u64,
+}
+
+impl Default for ReplicateConfig {
+    fn default() -> Self {
+        Self {
+            // Three are no chance, and a prefix that is asked for every twenty seconds is worth its room.
+            asks: 3,
+            window_s: 60,
+            // Fewer are computed within a round trip or two.
+            min_tokens: 256,
+            // 36 Mbit/s, a few percent of a link of 1 Gbit/s.
+            mib_per_minute: 256,
+            // One for each of two tenants, or two for one.
+            at_once: 2,
+            // A copy that was evicted within minutes would be evicted again.
+            pause_s: 300,
+        }
+    }
+}
+
+impl ReplicateConfig {
+    /// As the planner of replicas takes it.
+    pub fn rules(&self) -> ReplicaRules {
+        ReplicaRules {
+            asks: self.asks,
+            window: Duration::from_secs(self.window_s),
+            min_tokens: Tokens(self.min_tokens),
+            per_minute: Bytes(self.mib_per_minute << 20),
+            at_once: self.at_once,
+            pause: Duration::from_secs(self.pause_s),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let key = |field| format!("kv.replicate.{field}");
+        let most = u32::try_from(ASKS_KEPT).unwrap_or(u32::MAX);
+        if !(1..=most).contains(&self.asks) {
+            return Err(ConfigError::value(
+                key("asks"),
+                format!("1 to {most} are possible"),
+            ));
+        }
+        let mib = 1..=u64::from(u32::MAX);
+        for (field, value, possible) in [
+            ("window_s", self.window_s, 1..=86_400),
+            ("mib_per_minute", self.mib_per_minute, mib),
+            ("at_once", u64::from(self.at_once), 1..=64),
+            ("pause_s", self.pause_s, 1..=86_400),
+        ] {
+            if !possible.contains(&value) {
+                let problem = format!("{} to {} are possible", possible.start(), possible.end());
+                return Err(ConfigError::value(key(field), problem));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The beginning of prompts that nobody minds to share.
@@ -116,6 +194,9 @@ impl Config {
                     "at least 1 is needed; set `landing_mib` to 0 to keep nothing",
                 ));
             }
+        }
+        if let Some(replicate) = &self.kv.replicate {
+            replicate.check()?;
         }
         let models: BTreeSet<&ModelName> = self.models.iter().map(|model| &model.name).collect();
         for prefix in &self.kv.public_prefixes {
@@ -243,12 +324,37 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_replicated_unless_it_is_asked_for() {
+        assert!(parse("", "").unwrap().kv.replicate.is_none());
+        let rules = |kv: &str| parse(kv, "").unwrap().kv.replicate.unwrap().rules();
+        let usual = rules("replicate: {}");
+        assert_eq!((usual.asks, usual.per_minute), (3, Bytes(256 << 20)));
+        let own = rules("replicate: {asks: 64, window_s: 5, mib_per_minute: 1, pause_s: 9}");
+        assert_eq!(
+            (own.asks, own.window, own.pause),
+            (64, Duration::from_secs(5), Duration::from_secs(9))
+        );
+        assert_eq!((own.per_minute, own.min_tokens), (Bytes(1 << 20), Tokens(256)));
+    }
+
+    #[test]
     fn what_cannot_be_kept_is_refused() {
         let half =
             "{name: a, keys: [ka], kv_share_permille: 600}, {name: b, keys: [kb], kv_share_permille: 500}";
         for (kv, tenants, named) in [
             ("", half, "1100"),
             ("time_to_live_s: 0", "", "time_to_live_s"),
+            ("replicate: {asks: 0}", "", "kv.replicate.asks"),
+            ("replicate: {asks: 65}", "", "1 to 64"),
+            ("replicate: {window_s: 0}", "", "kv.replicate.window_s"),
+            (
+                "replicate: {mib_per_minute: 0}",
+                "",
+                "kv.replicate.mib_per_minute",
+            ),
+            ("replicate: {at_once: 65}", "", "1 to 64"),
+            ("replicate: {pause_s: 0}", "", "kv.replicate.pause_s"),
+            ("replicate: {often: 1}", "", "often"),
             ("public_prefixes: [{model: n, text: x}]", "", "no model"),
             ("public_prefixes: [{model: m}]", "", "either"),
             ("public_prefixes: [{model: m, text: x, system: y}]", "", "either"),

@@ -138,6 +138,7 @@ impl RunningSite {
             timeouts: shared.config.timeouts(),
             retries: shared.config.retry_budget(),
             exact: shared.exact.clone(),
+            replicate: shared.config.kv.replicate.map(|replicate| replicate.rules()),
         });
         self.peers.set(PeerService::new(&gateway));
         if let Some(listener) = self.listener.take() {

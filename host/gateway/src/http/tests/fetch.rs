@@ -39,15 +39,19 @@ fn beside_virginia() -> App {
 
 /// Asks for a prompt of 300 tokens to be prefilled at home; the path record.
 async fn ask(app: &App, key: &str) -> Value {
+    ask_as(app, key, "r").await
+}
+
+async fn ask_as(app: &App, key: &str, id: &str) -> Value {
     let body = json!({
-        "model": "fake", "prompt": "x".repeat(300), "request_id": "r", "max_tokens": 4,
+        "model": "fake", "prompt": "x".repeat(300), "request_id": id, "max_tokens": 4,
         "prefill_policy": "local_only",
     });
     assert_eq!(
         app.post_as(key, "/v1/completions", body).await.status.as_u16(),
         200
     );
-    app.get(key, "/v1/portolan/requests/r").await.json()
+    app.get(key, &format!("/v1/portolan/requests/{id}")).await.json()
 }
 
 async fn bind(app: &App, key: &str, scope: &str, component: &str) {
@@ -116,4 +120,93 @@ async fn data_bound_to_the_home_jurisdiction_is_not_asked_for_abroad() {
         record.get("fetches").is_none() && record["fallbacks"] == json!([]),
         "{record}"
     );
+}
+
+/// What is said of replicas once one of the three asks made one due and that is over.
+async fn replicas_after_three_asks(app: &App) -> Value {
+    // The fake's predictions have no end.
+    app.fleet.disbelieve_predictions();
+    for id in ["r1", "r2", "r3"] {
+        ask_as(app, ACME, id).await;
+    }
+    for _ in 0..2_000 {
+        let stats = app.get(OPERATOR, "/v1/portolan/kv/stats").await.json();
+        let replicas = &stats["replicas"];
+        if replicas["recent"][0].is_object() {
+            return replicas.clone();
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("no copy was due");
+}
+
+#[tokio::test]
+async fn a_copy_that_the_platform_or_the_tenant_forbids_is_never_ordered() {
+    for (platform, tenant) in [("no-copies:1", "ok:1"), ("ok:1", "no-copies:1")] {
+        let app = beside_virginia();
+        bind(&app, OPERATOR, "_platform", platform).await;
+        bind(&app, ACME, "acme", tenant).await;
+        let replicas = replicas_after_three_asks(&app).await;
+        assert_eq!(
+            (&replicas["forbidden"], &replicas["ordered"]),
+            (&json!(1), &json!(0)),
+            "{replicas}"
+        );
+        let recent = &replicas["recent"][0];
+        assert_eq!((&recent["bytes"], &recent["tokens"]), (&json!(0), &json!(0)));
+        assert!(
+            recent["failed"].as_str().unwrap().contains("residency answer"),
+            "{recent}"
+        );
+        for id in ["r4", "r5", "r6", "r7"] {
+            ask_as(&app, ACME, id).await;
+        }
+        let again = app.get(OPERATOR, "/v1/portolan/kv/stats").await.json();
+        assert_eq!(
+            again["replicas"]["forbidden"], 1,
+            "it is not asked about with every request"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_the_instance_turns_out_to_have_is_not_ordered() {
+    // The index says that nothing is here; the engine has computed the first of them.
+    let app = beside_virginia();
+    app.fleet.disbelieve_predictions();
+    for id in ["r1", "r2", "r3"] {
+        ask_as(&app, ACME, id).await;
+    }
+    let mut replicas = Value::Null;
+    for _ in 0..2_000 {
+        let stats = app.get(OPERATOR, "/v1/portolan/kv/stats").await.json();
+        replicas = stats["replicas"].clone();
+        if replicas["under_way"] == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for key in ["under_way", "ordered", "failed", "forbidden"] {
+        assert_eq!(replicas[key], 0, "{replicas}");
+    }
+    assert_eq!(replicas["recent"], json!([]));
+    let page = app.get("", "/metrics").await;
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    assert!(
+        page.contains(r#"portolan_kv_replicas_total{outcome="failed"} 0"#),
+        "{page}"
+    );
+}
+
+#[tokio::test]
+async fn data_bound_to_the_home_jurisdiction_is_not_copied_from_abroad() {
+    let app = beside_virginia();
+    app.fleet.disbelieve_predictions();
+    for id in ["r1", "r2", "r3", "r4"] {
+        ask_as(&app, super::support::GLOBEX, id).await;
+    }
+    let stats = app.get(OPERATOR, "/v1/portolan/kv/stats").await.json();
+    for key in ["forbidden", "failed", "ordered", "under_way", "held_back"] {
+        assert_eq!(stats["replicas"][key], 0, "{stats}");
+    }
 }

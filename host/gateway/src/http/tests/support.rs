@@ -13,7 +13,7 @@ use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
 use portolan_base::{
     Clock, InstanceName, ModelName, Moment, OperatorName, Permille, Random, SiteName, TenantName, Tokens,
 };
-use portolan_decide::{FleetView, InstanceView, RetryConfig, SiteIndex, SiteView, Standing, Timeouts};
+use portolan_decide::{FleetView, InstanceView, ReplicaRules, RetryConfig, SiteIndex, SiteView, Standing, Timeouts};
 use portolan_policy::{NameTables, SiteEntry};
 use portolan_ports::{
     Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet,
@@ -23,6 +23,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tower::ServiceExt;
 
 /// Context of the fake model, small so that a test can fill it.
@@ -173,6 +174,14 @@ impl App {
             timeouts,
             retries,
             exact: ExactKv::default(),
+            replicate: Some(ReplicaRules {
+                asks: 3,
+                window: Duration::from_secs(3600),
+                min_tokens: Tokens(64),
+                per_minute: portolan_base::Bytes(1 << 30),
+                at_once: 1,
+                pause: Duration::from_secs(3600),
+            }),
         });
         Self {
             router: router(Arc::clone(&site)),

@@ -107,7 +107,46 @@ pub(super) fn stats(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
             ));
         }
     }
+    if let Some(replicas) = body.get("replicas") {
+        said_of_replicas(replicas).iter().for_each(line);
+    }
     Ok(())
+}
+
+/// What a site ordered by itself, and the latest of it.
+fn said_of_replicas(replicas: &Value) -> Vec<String> {
+    let mib = |of: &Value| number(of, "bytes") as f64 / f64::from(1 << 20);
+    let count = |key| number(replicas, key);
+    let mut said = vec![format!(
+        "replicas  {} made of {} ordered, {:.1} MiB; {} of use, {} failed, {} forbidden by residency, {} times held back, \
+         {} under way",
+        count("made"),
+        count("ordered"),
+        mib(replicas),
+        count("useful"),
+        count("failed"),
+        count("forbidden"),
+        count("held_back"),
+        count("under_way"),
+    )];
+    let recent = replicas.get("recent").and_then(Value::as_array);
+    said.extend(recent.into_iter().flatten().map(|of| {
+        let failed = of.get("failed").and_then(Value::as_str);
+        format!(
+            "          {} of {}: {}/{} → {}, {} of {} tokens, {:.1} MiB in {} ms{}",
+            text(of, "request_id"),
+            text(of, "tenant"),
+            text(of, "from_site"),
+            text(of, "from_instance"),
+            text(of, "instance"),
+            number(of, "tokens"),
+            number(of, "wanted_tokens"),
+            mib(of),
+            number(of, "took_ms"),
+            failed.map_or_else(String::new, |why| format!("; {why}")),
+        )
+    }));
+    said
 }
 
 fn row(of: &Value, tier: &str, name: &str, budget: &str) {
@@ -237,4 +276,29 @@ fn text(of: &Value, key: &str) -> String {
 
 fn number(of: &Value, key: &str) -> u64 {
     of.get(key).and_then(Value::as_u64).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_are_said_in_two_kinds_of_lines() {
+        let said = said_of_replicas(&object!({
+            "made": 1, "ordered": 2, "bytes": 3 << 20, "useful": 1, "failed": 1, "forbidden": 4, "held_back": 5,
+            "under_way": 0,
+            "recent": [{
+                "request_id": "r9", "tenant": "acme", "from_site": "virginia", "from_instance": "v1", "instance": "p1",
+                "tokens": 0, "wanted_tokens": 960, "bytes": 0, "took_ms": 7, "failed": "it was late",
+            }],
+        }));
+        assert_eq!(
+            said,
+            [
+                "replicas  1 made of 2 ordered, 3.0 MiB; 1 of use, 1 failed, 4 forbidden by residency, 5 times held \
+                 back, 0 under way",
+                "          r9 of acme: virginia/v1 → p1, 0 of 960 tokens, 0.0 MiB in 7 ms; it was late",
+            ]
+        );
+    }
 }
