@@ -21,8 +21,7 @@ use portolan_decide::{
 use portolan_planner::SeenRequest;
 use portolan_policy::NameTables;
 use portolan_ports::{
-    Claim, Engine, Fleet, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Sample,
-    Service,
+    Claim, Engine, Fleet, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Sample, Service,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! fleet changes.
 
 use parking_lot::Mutex;
-use portolan_base::kv::KvSize;
 use portolan_base::Moment;
+use portolan_base::kv::KvSize;
 use portolan_decide::{FleetView, InstanceView, LinkView, SiteIndex};
 use portolan_planner::{
     Division, LivePools, LocalInstances, Outlook, PrefillProfile, Seen, SeenRequest, best_division,

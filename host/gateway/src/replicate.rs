@@ -2,7 +2,7 @@
 //! when is decided in [`portolan_decide::replicate`]; here it is done, after residency was asked with purpose replicate.
 
 use crate::bring::short;
-use crate::copy::{Copied, Copying, Holder, Uncopied, blames_holder};
+use crate::copy::{Copied, Copying, Holder, Uncopied, blames_link};
 use crate::permission::Permission;
 use crate::site::Site;
 use parking_lot::Mutex;
@@ -234,9 +234,11 @@ impl Replica {
             Err(Uncopied::Residency { .. }) => ReplicaEnd::Forbidden,
             Err(uncopied) => {
                 if let Uncopied::Transfer { error, .. } = uncopied
-                    && blames_holder(error)
+                    && blames_link(error)
+                    && let fleet = &self.site.parts.fleet
+                    && let Some(holder) = fleet.view().instance(self.from)
                 {
-                    self.site.parts.fleet.outcome(self.from, InstanceOutcome::Failed);
+                    fleet.link_outcome(holder.site, InstanceOutcome::Failed);
                 }
                 ReplicaEnd::Failed(uncopied.bytes())
             }

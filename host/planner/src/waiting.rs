@@ -88,9 +88,9 @@ pub fn balanced_threshold(fleet: &Fleet, lengths: &dyn LengthDistribution, split
         let remote = bound(plan.remote_rate, plan.offloaded_share);
         let local = bound(plan.local_rate, 1.0 - plan.offloaded_share);
         if remote < local {
-            low = middle
+            low = middle;
         } else {
-            high = middle
+            high = middle;
         }
     }
     Tokens(high)

@@ -1,7 +1,7 @@
 //! What a site knows of one instance: its load, and whether it may be given work.
 
-use parking_lot::Mutex;
 use crate::topology::InstanceSpec;
+use parking_lot::Mutex;
 use portolan_base::{Duty, InstanceName, Moment};
 use portolan_decide::{Breaker, BreakerConfig, Comeback, SiteIndex, Standing};
 use portolan_ports::{Engine, EngineLoad, InstanceOutcome, OnTheWay, Service};

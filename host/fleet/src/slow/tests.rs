@@ -1,7 +1,7 @@
 //! The slow loop over a fleet of two sites.
 
 use super::*;
-use portolan_base::{Tokens, BitsPerSecond, Bytes, InstanceName, Permille, Role, SiteName};
+use portolan_base::{BitsPerSecond, Bytes, InstanceName, Permille, Role, SiteName, Tokens};
 use portolan_decide::{SiteView, Standing};
 use std::collections::BTreeMap;
 

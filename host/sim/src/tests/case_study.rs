@@ -154,7 +154,7 @@ fn the_adaptive_threshold_serves_as_much_as_any_assignment() {
     let (kept, _) = backlog(&fixed(SERVICE), SERVICE);
     println!("adaptive {reached:.3}, {share:.4} of the bound; static {kept:.3}");
     assert!(
-        share >= 0.995 && share <= 1.0 && reached > kept,
+        (0.995..=1.0).contains(&share) && reached > kept,
         "{reached} {share} {kept}"
     );
 }

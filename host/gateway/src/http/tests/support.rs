@@ -13,7 +13,9 @@ use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
 use portolan_base::{
     Clock, InstanceName, ModelName, Moment, OperatorName, Permille, Random, SiteName, TenantName, Tokens,
 };
-use portolan_decide::{FleetView, InstanceView, ReplicaRules, RetryConfig, SiteIndex, SiteView, Standing, Timeouts};
+use portolan_decide::{
+    FleetView, InstanceView, ReplicaRules, RetryConfig, SiteIndex, SiteView, Standing, Timeouts,
+};
 use portolan_policy::{NameTables, SiteEntry};
 use portolan_ports::{
     Engine, EngineDescription, FAKE_VOCABULARY, FakeEngine, FakeFleet, FakeLoader, FakeText, Fleet,

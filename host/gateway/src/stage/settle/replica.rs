@@ -111,7 +111,7 @@ fn spread(journey: &Journey, fleet: &FleetView, block: u32) -> Option<Spread> {
     let may_be_asked = |instance: &InstanceView| {
         let link = fleet.link(instance.site, here);
         let free = link.filter(|link| link.up && link.busy < fleet.congestion_mark);
-        instance.site != here && free.is_some() && instance.ready && seen.allows(instance.site)
+        instance.site != here && free.is_some() && instance.standing.is_ready() && seen.allows(instance.site)
     };
     let (from, holder) = of_model(journey, fleet)
         .filter(|(_, instance)| may_be_asked(instance))
@@ -128,7 +128,7 @@ fn spread(journey: &Journey, fleet: &FleetView, block: u32) -> Option<Spread> {
 fn keeper(journey: &Journey, fleet: &FleetView) -> Option<(InstanceIndex, Arc<dyn Engine>)> {
     let here = journey.site.parts.index;
     let (index, instance) = of_model(journey, fleet)
-        .filter(|(_, own)| own.site == here && own.role.prefills() && own.ready)
+        .filter(|(_, own)| own.site == here && own.role.prefills() && own.standing.is_ready())
         .min_by_key(|(index, own)| (own.kv_used, *index))?;
     let engine = journey.site.parts.engines.get(&instance.name)?;
     Some((index, Arc::clone(engine)))
