@@ -13,9 +13,9 @@ fn seen(count: usize, per_second: f64) -> (Seen, Moment) {
         while high - low > 1 {
             let middle = (low + high) / 2;
             if lengths.slice(Tokens(0), Tokens(middle)).share < share {
-                low = middle
+                low = middle;
             } else {
-                high = middle
+                high = middle;
             }
         }
         high
@@ -166,7 +166,7 @@ fn the_window_forgets_and_a_quiet_time_shows() {
             at: Moment(i * 10_000),
             uncached: Tokens(1),
             produced: 1,
-        })
+        });
     });
     close(burst.arrivals(Moment(200 * SECOND)), 100.0, 0.01);
 }

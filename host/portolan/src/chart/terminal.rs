@@ -119,7 +119,7 @@ impl Scale {
 /// A number in at most seven characters.
 fn number(value: f64) -> String {
     match value.abs() {
-        v if v == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         v if v < 10.0 => format!("{value:.2}"),
         v if v < 1000.0 => format!("{value:.1}"),
         v if v < 1e7 => format!("{value:.0}"),

@@ -169,7 +169,7 @@ impl CurveText {
         // Up to the longest prompt of any model in use: a curve through few points may fall at its end.
         let rises =
             [0.0, f64::from(1 << 20)].map(|l| profile.per_token_s + 2.0 * l * profile.per_token_squared_s);
-        if !(profile.seconds(1.0) > 0.0 && rises.into_iter().all(|slope| slope >= 0.0 && slope < 1.0)) {
+        if !(profile.seconds(1.0) > 0.0 && rises.iter().all(|slope| (0.0..1.0).contains(slope))) {
             let problem = "prefill must take some time, and longer for longer prompts: check the units, or measure \
                            more lengths";
             return Err(PlanError::value(key, problem));
