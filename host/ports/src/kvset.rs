@@ -118,10 +118,11 @@ impl KvSet {
         let block = layout.block_tokens.max(1);
         let mut tokens = most / block * block;
         while tokens > 0 && !layout.is_hybrid() {
-            let within = pieces.iter().filter(|piece| piece.id.tokens.end <= tokens);
-            let reached = reached(&layout, within.clone());
+            let ends_within = |piece: &&KvPiece| piece.id.tokens.end <= tokens;
+            let within: Vec<_> = pieces.iter().filter(ends_within).collect();
+            let reached = reached(&layout, &within);
             if reached >= tokens {
-                let set = Self::assemble(Arc::clone(&layout), tokens, within.cloned());
+                let set = Self::assemble(Arc::clone(&layout), tokens, within.into_iter().cloned());
                 return set.unwrap_or_else(|_| Self::empty(layout));
             }
             tokens = reached / block * block;
@@ -151,22 +152,15 @@ impl KvSet {
 }
 
 /// How many tokens from the first on every layer's pieces cover.
-fn reached<'a>(layout: &KvLayout, pieces: impl Iterator<Item = &'a KvPiece> + Clone) -> u32 {
+fn reached(layout: &KvLayout, pieces: &[&KvPiece]) -> u32 {
     let of_layer = |(layer, _): (u16, &LayerKv)| {
-        let mut ranges: Vec<_> = pieces
-            .clone()
-            .filter(|piece| piece.id.layer == layer)
-            .map(|piece| &piece.id.tokens)
-            .collect();
+        let of_it = pieces.iter().filter(|piece| piece.id.layer == layer);
+        let mut ranges: Vec<_> = of_it.map(|piece| &piece.id.tokens).collect();
         ranges.sort_by_key(|range| range.start);
-        let along = |end, range: &&std::ops::Range<u32>| {
-            if range.start <= end {
-                range.end.max(end)
-            } else {
-                end
-            }
-        };
-        ranges.iter().fold(0, along)
+        ranges.iter().fold(0, |end: u32, range| match range.start <= end {
+            true => range.end.max(end),
+            false => end,
+        })
     };
     (0u16..).zip(&layout.layers).map(of_layer).min().unwrap_or(0)
 }
