@@ -119,56 +119,45 @@ impl Landing {
         now: Moment,
     ) -> (bool, Vec<Dead>) {
         let need = bytes.len() as u64 + ROOM_FOR_HEADS;
-        let (body, dead) = {
+        let mut dead = Vec::new();
+        let body = {
             let mut sets = self.sets.lock();
-            match self.reserve(&mut sets, visit, need, now) {
-                Ok(found) => found,
-                Err(dead) => return (false, dead),
-            }
+            let room = self.make_room(&mut sets, visit, need, &mut dead);
+            room.and_then(|()| self.reserve(&mut sets, visit, need, now))
         };
-        let mut body = body.lock();
-        let landed = body.append(chunk, bytes, self.key);
-        (
-            landed.unwrap_or_else(|error| {
-                tracing::error!(%error, "a chunk of KV could not be kept on disk");
-                false
-            }),
-            dead,
-        )
+        let landed = body.map(|body| body.lock().append(chunk, bytes, self.key));
+        let landed = landed.unwrap_or(Ok(false)).unwrap_or_else(|error| {
+            tracing::error!(%error, "a chunk of KV could not be kept on disk");
+            false
+        });
+        (landed, dead)
     }
 
-    /// Room for so many bytes in the set of a visit, which is begun when it is not there.
-    fn reserve(
-        &self,
-        sets: &mut Sets,
-        visit: u64,
-        need: u64,
-        now: Moment,
-    ) -> Result<(Arc<Mutex<Body>>, Vec<Dead>), Vec<Dead>> {
-        let Some(Visit { id, about }) = sets.visits.get(&visit) else {
-            return Err(Vec::new());
-        };
-        let (id, about) = (*id, Arc::clone(about));
-        let mut dead = Vec::new();
+    /// Buries the sets that were idle longest until so many bytes have room; none when they cannot have it.
+    fn make_room(&self, sets: &mut Sets, visit: u64, need: u64, dead: &mut Vec<Dead>) -> Option<()> {
+        let id = sets.visits.get(&visit)?.id;
         while sets.used + need > self.config.budget.0 {
-            let Some(oldest) = sets.oldest_idle(&id) else {
-                return Err(dead);
-            };
+            let oldest = sets.oldest_idle(&id)?;
             dead.extend(self.bury(sets, &oldest));
         }
+        Some(())
+    }
+
+    /// Counts so many bytes against the set of a visit, which is begun when it is not there.
+    fn reserve(&self, sets: &mut Sets, visit: u64, need: u64, now: Moment) -> Option<Arc<Mutex<Body>>> {
+        let Visit { id, about } = sets.visits.get(&visit)?;
+        let (id, about) = (*id, Arc::clone(about));
         if !sets.by_id.contains_key(&id)
             && let Err(error) = self.begin(sets, id, about, now)
         {
             tracing::error!(%error, "a file for KV that lands could not be made");
-            return Err(dead);
+            return None;
         }
         sets.touch(&id, now);
         sets.used += need;
-        let Some(set) = sets.by_id.get_mut(&id) else {
-            return Err(dead);
-        };
+        let set = sets.by_id.get_mut(&id)?;
         set.length += need;
-        Ok((Arc::clone(&set.body), dead))
+        Some(Arc::clone(&set.body))
     }
 
     fn begin(&self, sets: &mut Sets, id: LandingId, about: Arc<Provenance>, now: Moment) -> io::Result<()> {
