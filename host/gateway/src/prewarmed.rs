@@ -14,10 +14,10 @@ const TENANT_BYTES: usize = 8 << 20;
 const SITE_BYTES: usize = 64 << 20;
 
 /// How long a prompt is known when the client does not say.
-pub const USUAL_LIFE: Duration = Duration::from_secs(300);
+pub(crate) const USUAL_LIFE: Duration = Duration::from_secs(300);
 
 /// The longest it may be.
-pub const LONGEST_LIFE: Duration = Duration::from_secs(3600);
+pub(crate) const LONGEST_LIFE: Duration = Duration::from_secs(3600);
 
 /// A prompt, as it was sent: the KV is found by its tokens, not through this.
 #[derive(Clone, Debug)]

@@ -111,7 +111,7 @@ fn mistakes_are_named_with_what_was_meant() {
             "changes[0].link.loss_permille: at most 900",
         ),
         ("rate_rps: 2.2", "rate_rps: -1", "traffic.rate_rps"),
-        ("requests: 12000\n", "", "traffic.requests: it is missing"),
+        ("  requests: 12000\n", "", "traffic.requests: it is missing"),
         ("at_s: 1200", "at_s: .nan", "changes[0].at_s"),
         (
             "  requests",
