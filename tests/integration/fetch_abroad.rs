@@ -289,8 +289,8 @@ fn the_next_best_holder_is_asked_when_the_first_has_nothing() {
         FAST,
         |config| {
             with_tokyo(config);
-            // Paris is the better one to fetch from.
-            config.links[2].capacity_mbps = 2_000;
+            // Paris is the better one to fetch from, by more than round trips differ on a busy machine.
+            config.links[2].capacity_mbps = 300;
         },
     ));
     let expected = expected(&world);

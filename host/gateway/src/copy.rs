@@ -179,12 +179,12 @@ fn leaves_a_beginning(error: &TransferError) -> bool {
 /// instances' failures itself and tells of them.
 pub(crate) fn blames_link(error: &TransferError) -> bool {
     match error {
-        TransferError::LinkDown { .. }
+        TransferError::UnknownPeer(_)
+        | TransferError::LinkDown { .. }
         | TransferError::Stalled { .. }
         | TransferError::Damaged { .. }
         | TransferError::Protocol { .. } => true,
-        TransferError::UnknownPeer(_)
-        | TransferError::Refused { .. }
+        TransferError::Refused { .. }
         | TransferError::Quarantined { .. }
         | TransferError::Late { .. }
         | TransferError::Cancelled => false,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{InstanceSpec, LinkSpec, SiteSpec};
-use portolan_base::{BitsPerSecond, CachePart, Moment, Permille, Role, TenantKey};
+use portolan_base::{BitsPerSecond, CachePart, Duty, Moment, Permille, Role, TenantKey};
 use portolan_ports::{EngineLoad, KvEvent};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -291,7 +291,7 @@ fn instances_are_divided_one_by_one_as_they_drain() {
     // The remote pool falls silent: what can do both, does again.
     clock
         .0
-        .fetch_add(LOAD_EXPIRES.as_micros() as u64, Ordering::Relaxed);
+        .fetch_add(known::LOAD_EXPIRES.as_micros() as u64, Ordering::Relaxed);
     ["a", "b"].iter().for_each(|instance| report(instance, 1));
     chart.plan_if_due();
     chart.plan_if_due();

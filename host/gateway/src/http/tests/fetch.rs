@@ -78,7 +78,7 @@ async fn a_fetch_that_fails_is_computed_and_blames_the_link() {
     );
     assert_eq!(record["fetches"][0]["wanted_tokens"], 288);
     assert_eq!(record["kv"]["computed_tokens"], 299);
-    let blamed = (portolan_decide::SiteIndex(1), InstanceOutcome::Failed);
+    let blamed = (SiteIndex(1), InstanceOutcome::Failed);
     assert_eq!(
         app.fleet.link_outcomes(),
         [blamed],
