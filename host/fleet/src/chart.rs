@@ -285,7 +285,7 @@ impl Fleet for Chart {
             }
         }
         // Asked once a request: what it leaves to compute is what the offload threshold is about.
-        let prompt = (chain.len() * INDEX_BLOCK_TOKENS as usize).min(u32::MAX as usize) as u32;
+        let prompt = (chain.len() * INDEX_BLOCK_TOKENS).min(u32::MAX as usize) as u32;
         let most = held.iter().copied().max().unwrap_or(0);
         self.offload.lock().decided(Tokens(prompt.saturating_sub(most)));
         held
