@@ -97,7 +97,10 @@ impl Host {
             connect(link, &sites, &mut proxies).await?;
         }
         for site in &mut sites {
-            site.open(&shared).await?;
+            site.wait_until_warm().await;
+        }
+        for site in &mut sites {
+            site.open(&shared)?;
         }
         parts::finish_restoring(&desk, restored.pending)?;
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
@@ -159,7 +162,10 @@ impl Host {
             connect(link, &self.sites, &mut self.proxies).await?;
         }
         match self.sites.last_mut() {
-            Some(site) => site.open(&self.shared).await,
+            Some(site) => {
+                site.wait_until_warm().await;
+                site.open(&self.shared)
+            }
             None => Ok(()),
         }
     }

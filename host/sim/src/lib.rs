@@ -31,7 +31,7 @@ mod world;
 
 pub use clock::VirtualClock;
 pub use fate::{Fate, Served};
-pub use report::{Report, TenantReport};
+pub use report::{Report, Spread, TenantReport};
 pub use samples::Latency;
 pub use scenario::{
     Change, FirstToken, Happening, Origin, Queueing, Scenario, ScenarioError, SimInstance, SimLink, SimSite,

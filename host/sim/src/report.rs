@@ -55,6 +55,18 @@ pub struct Report {
     pub fairness: f64,
     /// Instances that changed between prefill and decode.
     pub conversions: u64,
+    /// The times by percentile, for curves.
+    #[serde(skip)]
+    pub spread: Spread,
+}
+
+/// Times by percentile: (percentile, seconds), rising.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Spread {
+    /// Time to first token.
+    pub ttft: Vec<(f64, f64)>,
+    /// Time to last token.
+    pub end_to_end: Vec<(f64, f64)>,
 }
 
 /// One tenant's part.
@@ -238,6 +250,10 @@ impl Tally {
         report.ttft = self.ttft.latency();
         report.tpot = self.tpot.latency();
         report.end_to_end = self.end_to_end.latency();
+        report.spread = Spread {
+            ttft: self.ttft.curve(),
+            end_to_end: self.end_to_end.curve(),
+        };
         report.throughput_rps = ratio(
             self.in_window as f64,
             seconds(self.warm_up.max(self.first_arrival), self.last_arrival),

@@ -62,21 +62,37 @@ impl Samples {
     }
 
     pub(crate) fn latency(&self) -> Latency {
-        let mut sorted = self.exact.clone();
-        sorted.sort_unstable();
-        let at = |share: f64| {
-            let rank = (self.count as f64 * share).ceil().max(1.0) as u64;
-            let us = sorted.get(rank as usize - 1).copied();
-            us.unwrap_or_else(|| self.binned(rank)) as f64 / 1e6
-        };
         if self.count == 0 {
             return Latency::default();
         }
+        let at = self.quantiles();
         Latency {
             mean: self.mean(),
             p50: at(0.50),
             p90: at(0.90),
             p99: at(0.99),
+        }
+    }
+
+    /// Percentiles with their times in seconds, for a curve: every one from 1 to 99, then 99.5 and 99.9. Empty without a
+    /// sample.
+    pub(crate) fn curve(&self) -> Vec<(f64, f64)> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        let at = self.quantiles();
+        let percentiles = (1..100).map(f64::from).chain([99.5, 99.9]);
+        percentiles.map(|p| (p, at(p / 100.0))).collect()
+    }
+
+    /// From a share of the samples to the time, in seconds, that it takes at most. There has to be a sample.
+    fn quantiles(&self) -> impl Fn(f64) -> f64 + '_ {
+        let mut sorted = self.exact.clone();
+        sorted.sort_unstable();
+        move |share| {
+            let rank = (self.count as f64 * share).ceil().max(1.0) as u64;
+            let us = sorted.get(rank as usize - 1).copied();
+            us.unwrap_or_else(|| self.binned(rank)) as f64 / 1e6
         }
     }
 
@@ -135,5 +151,9 @@ mod tests {
             assert!((got / expected - 1.0).abs() < 1e-3, "{got} for {expected}");
         }
         assert_eq!(Samples::default().latency(), Latency::default());
+        let curve = samples.curve();
+        assert_eq!((curve.len(), curve[49].0), (101, 50.0));
+        assert!((curve[49].1 / p50 - 1.0).abs() < 1e-9 && curve.is_sorted_by(|a, b| a.1 <= b.1));
+        assert!(Samples::default().curve().is_empty());
     }
 }

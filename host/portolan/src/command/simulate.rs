@@ -1,9 +1,11 @@
 //! `portolan simulate`: traffic played through the production decisions on a virtual clock.
 
 use super::output::{Failure, line};
+use crate::chart::{Chart, ChartError, write_svg};
 use crate::lab::LabError;
 use crate::lab::component::Workshop;
 use crate::lab::rehearsal::read_trace;
+use crate::simulation::curves::curves;
 use crate::simulation::{prfaas, regions, scenario, speed};
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
@@ -38,6 +40,10 @@ pub struct SimulateArgs {
     /// `multi-region`: the trace, Mooncake's JSON lines or Azure's CSV.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Draw times by percentile, a line for each policy, as SVG: a folder, or the beginning of the files' names with .svg at
+    /// its end.
+    #[arg(long, value_name = "PATH", conflicts_with = "bench")]
+    pub svg: Option<PathBuf>,
     /// `--bench`: requests for the small fleet.
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     pub requests: usize,
@@ -83,6 +89,12 @@ impl From<LabError> for Wrong {
     }
 }
 
+impl From<ChartError> for Wrong {
+    fn from(wrong: ChartError) -> Self {
+        Self::Said(Failure::new(wrong))
+    }
+}
+
 impl From<Failure> for Wrong {
     fn from(failure: Failure) -> Self {
         Self::Said(failure)
@@ -95,7 +107,8 @@ fn play(args: &SimulateArgs, as_json: bool) -> Result<(), Wrong> {
         (Some(file), _) => {
             let stage = scenario::Stage::read(file, args.seed)?;
             let played = stage.play(&args.named(&COMPARED), &workshop)?;
-            Told::of(&played, scenario::describe(&played))?
+            let spreads = played.iter().map(|o| (o.policy.as_str(), &o.report.spread));
+            Told::of(&played, scenario::describe(&played))?.drawn(curves(spreads))
         }
         (None, Some(Example::Prfaas)) => prfaas(args, &workshop)?,
         (None, Some(Example::MultiRegion)) => multi_region(args, &workshop)?,
@@ -104,10 +117,17 @@ fn play(args: &SimulateArgs, as_json: bool) -> Result<(), Wrong> {
             Told::of(&measured, speed::describe(&measured))?
         }
     };
+    let written = match &args.svg {
+        Some(path) => write_svg(path, &told.charts)?,
+        None => Vec::new(),
+    };
     if as_json {
         line(told.json);
-    } else {
-        told.lines.iter().for_each(line);
+        return Ok(());
+    }
+    told.lines.iter().for_each(line);
+    for path in written {
+        line(format!("written: {}", path.display()));
     }
     Ok(())
 }
@@ -126,13 +146,24 @@ impl SimulateArgs {
 struct Told {
     json: String,
     lines: Vec<String>,
+    charts: Vec<Chart>,
 }
 
 impl Told {
     fn of(value: &impl Serialize, lines: Vec<String>) -> Result<Self, Failure> {
         let json = serde_json::to_string(value)
             .map_err(|wrong| Failure::new(format!("the result is not JSON: {wrong}")))?;
-        Ok(Self { json, lines })
+        Ok(Self {
+            json,
+            lines,
+            charts: Vec::new(),
+        })
+    }
+
+    /// With these charts.
+    fn drawn(mut self, charts: Vec<Chart>) -> Self {
+        self.charts = charts;
+        self
     }
 }
 
@@ -156,13 +187,15 @@ fn prfaas(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong> {
         played.push((policy, outcome));
     }
     let lines = prfaas::describe(&played, setup);
-    Ok(match &played[..] {
+    let charts = curves(played.iter().map(|(policy, o)| (policy.as_str(), &o.spread)));
+    let told = match &played[..] {
         [(_, outcome)] if args.policies.len() == 1 => Told::of(outcome, lines)?,
         several => {
             let named = several.iter().map(|(policy, outcome)| Named { policy, outcome });
             Told::of(&named.collect::<Vec<_>>(), lines)?
         }
-    })
+    };
+    Ok(told.drawn(charts))
 }
 
 fn multi_region(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong> {
@@ -179,5 +212,6 @@ fn multi_region(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong>
         workshop,
     )?;
     let lines = regions::describe(&played);
-    Ok(Told::of(&played, lines)?)
+    let charts = curves(played.iter().map(|o| (o.policy.as_str(), &o.spread)));
+    Ok(Told::of(&played, lines)?.drawn(charts))
 }

@@ -95,7 +95,7 @@ impl RunningSite {
     }
 
     /// Opens the doors: orders of other sites, then clients.
-    pub(super) async fn open(&mut self, shared: &Shared) -> Result<(), HostError> {
+    pub(super) fn open(&mut self, shared: &Shared) -> Result<(), HostError> {
         let index = shared.topology.site_index(&self.name);
         let index =
             index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
@@ -114,7 +114,7 @@ impl RunningSite {
             clock: Arc::clone(&shared.clock),
         };
         self.tasks = agent.start();
-        self.wait_until_warm(&chart).await;
+        self.serve_when_warm(&chart);
         let scaling = shared.config.scaling.clone();
         self.tasks
             .spawn(scaling::tell(self.name.clone(), Arc::clone(&chart), scaling));
@@ -156,15 +156,21 @@ impl RunningSite {
         Ok(())
     }
 
-    /// Waits for the instances that are being warmed up. The doors open without one that takes too long: it serves once
-    /// it is warm.
-    async fn wait_until_warm(&mut self, chart: &Arc<Chart>) {
+    /// Waits for the instances that are being warmed up, at most [`WARM_UP`]. Before any site opens: sites that open one
+    /// after the other miss each other's first word.
+    pub(super) async fn wait_until_warm(&mut self) {
         let until = tokio::time::Instant::now() + WARM_UP;
         for (instance, mut warming) in std::mem::take(&mut self.warming) {
-            if tokio::time::timeout_at(until, warming.join_next()).await.is_ok() {
-                continue;
+            if tokio::time::timeout_at(until, warming.join_next()).await.is_err() {
+                tracing::warn!(site = %self.name, %instance, "not warm after {WARM_UP:?}; the site opens without it");
+                self.warming.push((instance, warming));
             }
-            tracing::warn!(site = %self.name, %instance, "not warm after {WARM_UP:?}; the site opens without it");
+        }
+    }
+
+    /// Has the instances that are not warm yet serve once they are.
+    fn serve_when_warm(&mut self, chart: &Arc<Chart>) {
+        for (instance, mut warming) in std::mem::take(&mut self.warming) {
             chart.set_warming_up(&instance, true);
             let chart = Arc::clone(chart);
             self.tasks.spawn(async move {

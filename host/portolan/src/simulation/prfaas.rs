@@ -8,7 +8,7 @@ use portolan_base::Tokens;
 use portolan_sim::case_study::{
     Arrangement, SERVICE, SLOW_LOOP, STATIC_THRESHOLD, capacity, names, scenario, traffic,
 };
-use portolan_sim::{Report, Scenario, ThresholdSource, VirtualClock, simulate_on};
+use portolan_sim::{Report, Scenario, Spread, ThresholdSource, VirtualClock, simulate_on};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +57,9 @@ pub struct Outcome {
     pub egress_gbps: f64,
     /// The capacity as a share of the most that any assignment of the same requests to the two pools lets through.
     pub lp_bound_share: f64,
+    /// Times by percentile, for curves.
+    #[serde(skip)]
+    pub spread: Spread,
 }
 
 /// A distribution of times, in seconds.
@@ -134,6 +137,7 @@ fn outcome(report: &Report, capacity_rps: f64, lp_bound_share: f64) -> Outcome {
         offloaded_share: report.offloaded_share,
         egress_gbps: report.cross_site_gbps,
         lp_bound_share,
+        spread: report.spread.clone(),
     }
 }
 

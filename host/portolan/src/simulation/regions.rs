@@ -5,7 +5,7 @@ use super::table::Table;
 use crate::lab::LabError;
 use crate::lab::component::Workshop;
 use crate::lab::fleet::Fleet;
-use portolan_sim::{Report, Scenario, SimRequest, VirtualClock, simulate_on};
+use portolan_sim::{Report, Scenario, SimRequest, Spread, VirtualClock, simulate_on};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -40,6 +40,9 @@ pub struct Outcome {
     pub cross_region_bytes: u64,
     /// Price of all requests, in the operator's unit.
     pub bill: f64,
+    /// Times by percentile, for curves.
+    #[serde(skip)]
+    pub spread: Spread,
 }
 
 /// Plays the trace with each of the policies.
@@ -78,6 +81,7 @@ fn outcome(policy: &str, report: &Report) -> Outcome {
         e2e_p99_ms: report.end_to_end.p99 * 1e3,
         cross_region_bytes: report.cross_site_bytes.0,
         bill: report.price_micros as f64 / 1e6,
+        spread: report.spread.clone(),
     }
 }
 
