@@ -108,7 +108,7 @@ fn play(args: &SimulateArgs, as_json: bool) -> Result<(), Wrong> {
             let stage = scenario::Stage::read(file, args.seed)?;
             let played = stage.play(&args.named(&COMPARED), &workshop)?;
             let spreads = played.iter().map(|o| (o.policy.as_str(), &o.report.spread));
-            Told::of(&played, scenario::describe(&played))?.drawn(curves(spreads))
+            Told::of(&played, scenario::describe(&played))?.drawn(curves(&spreads))
         }
         (None, Some(Example::Prfaas)) => prfaas(args, &workshop)?,
         (None, Some(Example::MultiRegion)) => multi_region(args, &workshop)?,
@@ -187,7 +187,7 @@ fn prfaas(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong> {
         played.push((policy, outcome));
     }
     let lines = prfaas::describe(&played, setup);
-    let charts = curves(played.iter().map(|(policy, o)| (policy.as_str(), &o.spread)));
+    let charts = curves(&played.iter().map(|(policy, o)| (policy.as_str(), &o.spread)));
     let told = match &played[..] {
         [(_, outcome)] if args.policies.len() == 1 => Told::of(outcome, lines)?,
         several => {
@@ -212,6 +212,6 @@ fn multi_region(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong>
         workshop,
     )?;
     let lines = regions::describe(&played);
-    let charts = curves(played.iter().map(|o| (o.policy.as_str(), &o.spread)));
+    let charts = curves(&played.iter().map(|o| (o.policy.as_str(), &o.spread)));
     Ok(Told::of(&played, lines)?.drawn(charts))
 }

@@ -4,7 +4,7 @@ use crate::chart::{Axis, Chart, Line};
 use portolan_sim::Spread;
 
 /// Time to first token and time to last token by percentile.
-pub fn curves<'a>(played: impl Iterator<Item = (&'a str, &'a Spread)> + Clone) -> Vec<Chart> {
+pub fn curves<'a>(played: &(impl Iterator<Item = (&'a str, &'a Spread)> + Clone)) -> Vec<Chart> {
     let chart = |name, what: &str, points: fn(&Spread) -> &Vec<(f64, f64)>| Chart {
         name,
         title: format!("{what} by percentile"),
@@ -35,7 +35,7 @@ mod tests {
             end_to_end: vec![(1.0, scale + 1.0), (99.0, scale + 20.0)],
         };
         let played = [("offload", spread(1.0)), ("naive", spread(3.0))];
-        let charts = curves(played.iter().map(|(policy, spread)| (*policy, spread)));
+        let charts = curves(&played.iter().map(|(policy, spread)| (*policy, spread)));
         for chart in &charts {
             let drawn = chart.svg().unwrap();
             assert!(drawn.contains("offload") && drawn.contains("naive"), "{drawn}");
