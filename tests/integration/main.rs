@@ -4,6 +4,7 @@
     reason = "helpers of tests are outside the functions that clippy knows as tests"
 )]
 
+mod ahead;
 mod cold_start;
 mod fetch;
 mod fetch_abroad;
@@ -12,6 +13,7 @@ mod first_light;
 #[path = "../../host/plugin/tests/policy/guests.rs"]
 #[expect(dead_code, reason = "shared with the runtime's own tests")]
 mod guests;
+mod hedging;
 mod hostile_tenants;
 mod hot_swap;
 /// One guest of each toolchain; `make test-languages`.

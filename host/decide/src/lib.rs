@@ -23,14 +23,20 @@
 //! | [`rollout`] | who gets a new version, and when it goes |
 //! | [`shadow`] | what a version on trial would have decided |
 //! | [`replicate`] | when a second copy of a prefix is worth its bandwidth |
+//! | [`patterns`] | which site is asked next, from which were asked in turn |
+//! | [`foresee`] | when a prefix goes to that site ahead of its request, and whether that was right |
+//! | [`allowance`] | how much a site orders by itself |
 //! | [`record`] | the path record: why each request went where it went |
 
+pub mod allowance;
 pub mod ask;
 pub mod breaker;
 pub mod fetch;
 pub mod fleet;
+pub mod foresee;
 pub mod offload;
 pub mod order;
+pub mod patterns;
 pub mod plan;
 pub mod record;
 pub mod replicate;
@@ -44,12 +50,17 @@ pub mod standing;
 pub mod table;
 pub mod timeouts;
 
+pub use allowance::{Allowance, Bounds, OtherTenants};
 pub use breaker::{Breaker, BreakerConfig};
 pub use fetch::{FetchInput, FetchPlan};
 pub use fleet::{
     Bandwidth, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView,
 };
+pub use foresee::{
+    Foreseen, ForeseenCounts, PrewarmAsk, PrewarmCounts, PrewarmDue, PrewarmEnd, PrewarmRules, Prewarms,
+};
 pub use offload::{NO_LENGTH, OffloadControl, OffloadControlConfig};
+pub use patterns::{Likely, Patterns};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};
 pub use record::{
     CandidateRecord, DecisionRecord, Fallback, FetchRecord, KvRecord, LeftOut, PathRecord, PolicyRecord,

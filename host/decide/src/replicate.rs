@@ -1,6 +1,7 @@
 //! When a second copy of a prefix is worth its bandwidth: when requests ask for it often at a site that does not hold it
 //! while another one does. What is ordered is bounded, and what turned out useless is left alone for longer each time.
 
+use crate::allowance::{Allowance, Bounds, OtherTenants};
 use portolan_base::kv::KvSize;
 use portolan_base::{BlockHash, Bytes, Moment, TenantName, Tokens};
 use std::collections::{HashMap, VecDeque};
@@ -15,9 +16,6 @@ pub const ASKS_KEPT: usize = 64;
 /// Copies of which it is remembered whether they were of use.
 const REMEMBERED: usize = 256;
 
-/// The budget's time.
-const MINUTE: Duration = Duration::from_secs(60);
-
 /// How often the pause doubles at most: 32 times five minutes are nearly three hours.
 const MOST_DOUBLINGS: u32 = 5;
 
@@ -30,10 +28,8 @@ pub struct ReplicaRules {
     pub window: Duration,
     /// Copies of fewer tokens are not worth an order.
     pub min_tokens: Tokens,
-    /// Most bytes ordered in any minute. One tenant takes half of it while others are waiting too.
-    pub per_minute: Bytes,
-    /// Most orders under way. One tenant has half of them, at least one, while others are waiting too.
-    pub at_once: u32,
+    /// Bytes in a minute, and orders under way.
+    pub bounds: Bounds,
     /// How long a prefix that was ordered is left alone; twice as long after each copy that nobody used.
     pub pause: Duration,
 }
@@ -113,8 +109,7 @@ pub struct ReplicaCounts {
 pub struct Replicas {
     rules: ReplicaRules,
     watched: HashMap<PrefixId, Watched>,
-    spent: VecDeque<Spent>,
-    under_way: HashMap<PrefixId, (Moment, TenantName)>,
+    orders: Allowance<PrefixId>,
     made: VecDeque<Made>,
     counts: ReplicaCounts,
 }
@@ -132,14 +127,6 @@ struct Watched {
     last: Moment,
 }
 
-#[derive(Clone, Debug)]
-struct Spent {
-    at: Moment,
-    of: PrefixId,
-    tenant: TenantName,
-    bytes: Bytes,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Made {
     prefix: PrefixId,
@@ -154,8 +141,7 @@ impl Replicas {
         Self {
             rules,
             watched: HashMap::new(),
-            spent: VecDeque::new(),
-            under_way: HashMap::new(),
+            orders: Allowance::new(rules.bounds),
             made: VecDeque::new(),
             counts: ReplicaCounts::default(),
         }
@@ -168,7 +154,7 @@ impl Replicas {
 
     /// Orders under way.
     pub fn under_way(&self) -> usize {
-        self.under_way.len()
+        self.orders.under_way()
     }
 
     /// Takes a request's ask; says when a copy is due. It is of the beginning of that request's own prompt.
@@ -179,16 +165,17 @@ impl Replicas {
         let watched = self.watched.get(&prefix)?;
         let wanted = watched.wanted(rules.asks)?.min(covered);
         let tokens = (wanted.saturating_sub(ask.here) as u64).saturating_mul(u64::from(ask.block.0));
-        let rests = now < watched.rests_until || self.under_way.contains_key(&prefix);
+        let rests = now < watched.rests_until || self.orders.has(&prefix);
         if tokens < u64::from(rules.min_tokens.0.max(1)) || rests {
             return None;
         }
         let bytes = ask.kv.fixed + Bytes(ask.kv.per_token.0.saturating_mul(tokens));
-        if !self.has_room(now, ask.tenant) || !self.affords(now, ask.tenant, bytes) {
+        let waiting = self.others(now, ask.tenant);
+        if !self.orders.begin(now, prefix, (ask.tenant, bytes), waiting) {
             self.counts.held_back += 1;
             return None;
         }
-        self.begin(now, prefix, (ask.tenant, bytes));
+        self.leave_alone(now, prefix);
         Some(ReplicaDue {
             prefix,
             blocks: wanted,
@@ -198,18 +185,12 @@ impl Replicas {
 
     /// Takes how an order ended.
     pub fn ended(&mut self, now: Moment, due: &ReplicaDue, end: ReplicaEnd) {
-        let Some((begun, _)) = self.under_way.remove(&due.prefix) else {
-            return;
-        };
         let crossed = match end {
             ReplicaEnd::Forbidden | ReplicaEnd::NothingMissing => Bytes(0),
             ReplicaEnd::Failed(bytes) | ReplicaEnd::Made { bytes, .. } => bytes,
         };
-        // The budget counts what crossed, not what was thought to.
-        for spent in &mut self.spent {
-            if spent.of == due.prefix && spent.at == begun {
-                spent.bytes = crossed;
-            }
+        if !self.orders.end(&due.prefix, crossed) {
+            return;
         }
         self.counts.bytes += crossed.0;
         match end {
@@ -279,47 +260,17 @@ impl Replicas {
         covered
     }
 
-    fn affords(&mut self, now: Moment, tenant: &TenantName, bytes: Bytes) -> bool {
-        while self
-            .spent
-            .front()
-            .is_some_and(|spent| now.since(spent.at) >= MINUTE)
-        {
-            self.spent.pop_front();
-        }
-        let most = self.rules.per_minute;
-        let all: Bytes = self.spent.iter().map(|spent| spent.bytes).sum();
-        let own: Bytes = self
-            .spent
-            .iter()
-            .filter(|spent| spent.tenant == *tenant)
-            .map(|spent| spent.bytes)
-            .sum();
-        all + bytes <= most && (own + bytes <= Bytes(most.0 / 2) || !self.others_ask(now, tenant))
-    }
-
-    fn has_room(&self, now: Moment, tenant: &TenantName) -> bool {
-        let most = self.rules.at_once as usize;
-        let own = self.under_way.values().filter(|(_, of)| of == tenant).count();
-        self.under_way.len() < most && (own < (most / 2).max(1) || !self.others_ask(now, tenant))
-    }
-
     /// Whether another tenant asked for something within the window.
-    fn others_ask(&self, now: Moment, tenant: &TenantName) -> bool {
+    fn others(&self, now: Moment, tenant: &TenantName) -> OtherTenants {
         let lately = |watched: &Watched| now.since(watched.last) < self.rules.window;
-        self.watched
-            .values()
-            .any(|watched| watched.tenant != *tenant && lately(watched))
+        let mut others = self.watched.values();
+        match others.any(|watched| watched.tenant != *tenant && lately(watched)) {
+            true => OtherTenants::Waiting,
+            false => OtherTenants::Idle,
+        }
     }
 
-    fn begin(&mut self, now: Moment, prefix: PrefixId, (tenant, bytes): (&TenantName, Bytes)) {
-        self.spent.push_back(Spent {
-            at: now,
-            of: prefix,
-            tenant: tenant.clone(),
-            bytes,
-        });
-        self.under_way.insert(prefix, (now, tenant.clone()));
+    fn leave_alone(&mut self, now: Moment, prefix: PrefixId) {
         let doublings = self.watched.get(&prefix).map_or(0, |watched| watched.useless);
         self.rest(now, prefix, doublings);
         if let Some(watched) = self.watched.get_mut(&prefix) {

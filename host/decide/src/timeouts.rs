@@ -24,6 +24,8 @@ pub struct Timeouts {
     pub factor: u32,
     /// Where nothing was measured, and where nothing is left to try instead.
     pub longest: Duration,
+    /// After how many times its estimate a prefill at another site is begun at this one too; none: never.
+    pub hedge: Option<u32>,
 }
 
 impl Default for Timeouts {
@@ -35,6 +37,8 @@ impl Default for Timeouts {
             remote_decode: Duration::from_millis(3_000),
             factor: 5,
             longest: Duration::from_secs(30),
+            // Work done twice is paid for twice.
+            hedge: None,
         }
     }
 }
@@ -46,11 +50,17 @@ impl Timeouts {
             true => self.remote_prefill,
             false => self.local_prefill,
         };
-        let wait = [row.queue_us, row.prefill_us, row.transfer_us, row.link_rtt_us];
-        let estimate: u64 = wait.into_iter().map(u64::from).sum();
         // A speed that nobody measured makes an estimate of nothing.
         let unmeasured = row.prefill_us == 0;
-        self.scaled(floor, Duration::from_micros(estimate), unmeasured)
+        self.scaled(floor, estimate(row), unmeasured)
+    }
+
+    /// When the prefill of `row`, at another site, is begun here too; none: not at all. The floor is the same part of its
+    /// limit's as the factor is of the limit's.
+    pub fn hedge(&self, row: &RouteRow) -> Option<Duration> {
+        let times = self.hedge.filter(|_| is_remote(row) && row.prefill_us > 0)?;
+        let floor = self.remote_prefill.saturating_mul(times) / self.factor.max(1);
+        Some(estimate(row).saturating_mul(times).max(floor))
     }
 
     /// How long the first token, or the next one, may take on `instance` as it is loaded at the moment. A sequence may
@@ -82,6 +92,12 @@ impl Timeouts {
     }
 }
 
+/// How long it is thought to take until a route's KV is where decode needs it.
+fn estimate(row: &RouteRow) -> Duration {
+    let wait = [row.queue_us, row.prefill_us, row.transfer_us, row.link_rtt_us];
+    Duration::from_micros(wait.into_iter().map(u64::from).sum())
+}
+
 fn is_remote(row: &RouteRow) -> bool {
     row.prefill_site != row.decode_site
 }
@@ -107,6 +123,23 @@ mod tests {
             link_rtt_us: if remote { 75_000 } else { 0 },
             ..RouteRow::default()
         }
+    }
+
+    #[test]
+    fn a_slow_prefill_elsewhere_is_begun_here_when_that_is_asked_for() {
+        assert_eq!(Timeouts::default().hedge(&row(true, 3_000)), None);
+        let rule = Timeouts {
+            hedge: Some(2),
+            ..Timeouts::default()
+        };
+        assert_eq!(rule.hedge(&row(true, 3_000)), Some(ms(2 * 3_175)));
+        assert_eq!(
+            rule.hedge(&row(true, 20)),
+            Some(ms(800)),
+            "two fifths of the floor"
+        );
+        assert_eq!(rule.hedge(&row(false, 3_000)), None);
+        assert_eq!(rule.hedge(&row(true, 0)), None, "nothing was measured");
     }
 
     #[test]

@@ -104,12 +104,13 @@ async fn follow(chart: Arc<Chart>, number: u32, mut events: Receiver<KvEvent>) {
     }
 }
 
-/// Tells the other sites what this one's instances hold.
+/// Tells the other sites what this one's instances hold, and who asked.
 async fn tell(chart: Arc<Chart>, bus: Arc<dyn Bus>, clock: Arc<dyn Clock>) {
     let mut ticks = every(TELL_INTERVAL);
     loop {
         ticks.tick().await;
-        for message in chart.prefixes().to_tell(clock.now()) {
+        let visits = chart.visits_to_tell().into_iter().map(BusMessage::Visits);
+        for message in chart.prefixes().to_tell(clock.now()).into_iter().chain(visits) {
             bus.publish(message);
         }
     }
@@ -151,6 +152,8 @@ impl Ear {
                     }
                 }
                 Ok(BusMessage::SnapshotWanted(_)) => {}
+                Ok(BusMessage::Visits(visits)) if visits.to == self.site => self.chart.heard_visits(&visits),
+                Ok(BusMessage::Visits(_)) => {}
                 // Summaries are numbered: the next one of each stream shows what was missed of it.
                 Err(RecvError::Lagged(missed)) => tracing::warn!(missed, "bus messages were lost"),
                 Err(RecvError::Closed) => return,

@@ -3,6 +3,7 @@
 mod conversion;
 mod known;
 
+use crate::foresight::Foresight;
 use crate::link::{CONGESTION_MARK, LinkMonitor};
 use crate::prefixes::{Prefixes, Telling};
 use crate::slow::Slow;
@@ -21,7 +22,8 @@ use portolan_decide::{
 use portolan_planner::SeenRequest;
 use portolan_policy::NameTables;
 use portolan_ports::{
-    Claim, Engine, Fleet, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Sample, Service,
+    Claim, Engine, Fleet, Forecast, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Sample,
+    Service, Visit, Visits,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +44,8 @@ pub struct Chart {
     offload: Mutex<OffloadControl>,
     slow: Slow,
     conversion: Conversion,
+    /// Which site is asked next; none: nobody wants to know.
+    foresight: Option<Foresight>,
 }
 
 /// A link to this site.
@@ -102,7 +106,30 @@ impl Chart {
             })),
             slow: Slow::default(),
             conversion: Conversion::Never,
+            foresight: None,
         }
+    }
+
+    /// Learns which site is asked next, from its own requests and from what others tell. `secret` is the fleet's.
+    #[must_use]
+    pub fn with_foresight(mut self, secret: &[u8; 32]) -> Self {
+        self.foresight = Some(Foresight::new(&self.topology, self.here, secret));
+        self
+    }
+
+    /// Takes what another site tells of its requests.
+    pub fn heard_visits(&self, visits: &Visits) {
+        if let (Some(foresight), Some(from)) = (&self.foresight, self.topology.site_index(&visits.from)) {
+            foresight.heard(self.clock.now(), from, &visits.patterns);
+        }
+    }
+
+    /// What there is to tell other sites of this one's requests.
+    pub fn visits_to_tell(&self) -> Vec<Visits> {
+        self.foresight
+            .as_ref()
+            .map(Foresight::to_tell)
+            .unwrap_or_default()
     }
 
     /// The sites KV can come from.
@@ -343,6 +370,13 @@ impl Fleet for Chart {
             uncached: Tokens(uncached.0.max(1)),
             produced,
         });
+    }
+
+    fn visited(&self, visit: &Visit<'_>) -> Forecast {
+        let foresight = self.foresight.as_ref();
+        foresight.map_or_else(Forecast::default, |foresight| {
+            foresight.visited(self.clock.now(), visit)
+        })
     }
 
     fn samples(&self) -> Vec<Sample> {

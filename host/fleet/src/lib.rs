@@ -7,6 +7,7 @@ pub mod agent;
 pub mod bus;
 pub mod chart;
 pub mod duties;
+mod foresight;
 pub mod link;
 pub mod prefixes;
 pub mod slow;

@@ -177,12 +177,28 @@ fn pools(
 
 /// The mean speed of the instances that prefill.
 fn speed<'a>(instances: impl Iterator<Item = &'a InstanceView>) -> Option<PrefillProfile> {
-    let measured = instances.filter(|i| i.role.prefills() && i.prefill_ns_per_token > 0);
+    let profiles: Vec<PrefillProfile> = instances
+        .filter(|i| i.role.prefills() && i.prefill_ns_per_token > 0)
+        .map(profile)
+        .collect();
+    let mean = |part: fn(&PrefillProfile) -> f64| mean(profiles.iter().map(part));
     Some(PrefillProfile {
-        fixed_s: 0.0,
-        per_token_s: mean(measured.map(|i| i.prefill_ns_per_token as f64))? / 1e9,
-        per_token_squared_s: 0.0,
+        fixed_s: mean(|p| p.fixed_s)?,
+        per_token_s: mean(|p| p.per_token_s)?,
+        per_token_squared_s: mean(|p| p.per_token_squared_s)?,
     })
+}
+
+/// As it was measured: the curve, or a straight line where prompts were too alike for one.
+fn profile(instance: &InstanceView) -> PrefillProfile {
+    if instance.prefill_curve.is_measured() {
+        return instance.prefill_curve.into();
+    }
+    PrefillProfile {
+        fixed_s: 0.0,
+        per_token_s: instance.prefill_ns_per_token as f64 / 1e9,
+        per_token_squared_s: 0.0,
+    }
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

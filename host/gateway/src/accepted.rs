@@ -32,6 +32,10 @@ pub struct Accepted {
     pub ignore_eos: bool,
     /// The conversation, as the client named it.
     pub session: Option<String>,
+    /// The end user, as the client named it.
+    pub user: Option<String>,
+    /// The path it came by.
+    pub path: &'static str,
     /// Whether someone waits.
     pub kind: RequestKind,
     /// Where the client wants its prompt computed.

@@ -124,6 +124,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
     samples.extend(landed(&site, &view));
     samples.extend(site.parts.fleet.samples());
     samples.extend(crate::replicate::samples(&site));
+    samples.extend(crate::ahead::samples(&site));
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),

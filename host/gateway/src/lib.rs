@@ -2,6 +2,7 @@
 //! decode → settle`, one file each under [`stage`], and the HTTP doors around them.
 
 pub mod accepted;
+mod ahead;
 pub mod answer;
 mod bring;
 mod copy;

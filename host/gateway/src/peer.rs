@@ -1,5 +1,6 @@
 //! Serves the orders of other sites: prefill here, or what is held here; KV streams there.
 
+mod ahead;
 mod fetch;
 
 use crate::site::Site;
@@ -58,6 +59,9 @@ impl KvSource for PeerService {
         let key = site.cache_key(&order.tenant, &engine.describe().layout, &order.tokens);
         if !order.purpose.computes() {
             return stream_kept(engine.as_ref(), &key, &order, sink);
+        }
+        if order.purpose == OrderPurpose::Prewarm {
+            return ahead::take(&site, &peer, &engine, (key, order), sink).await;
         }
         let fetches = fetch::fetch_first(&site, &peer, &engine, (key, &order), sink.as_mut()).await?;
         let instance = own_index(&site, &order.instance);

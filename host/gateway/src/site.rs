@@ -1,6 +1,7 @@
 //! One site's gateway: everything its stages and doors use.
 
 use crate::accepted::Accepted;
+use crate::ahead::Ahead;
 use crate::answer::Answer;
 use crate::error::RequestError;
 use crate::in_flight::TenantsInFlight;
@@ -17,7 +18,7 @@ use crate::stage::accept::Prompts;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
 use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
-use portolan_decide::{ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
+use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{Engine, EngineDescription, Fidelity, Fleet, PolicyStore, TextModel, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,6 +103,8 @@ pub struct SiteParts {
     pub exact: ExactKv,
     /// What the site orders by itself for prefixes that are asked for often; none: nothing.
     pub replicate: Option<ReplicaRules>,
+    /// What it sends to, and takes from, the site that is likely to be asked next; none: nothing.
+    pub prewarm: Option<PrewarmRules>,
 }
 
 /// Whose KV never comes quantised, whatever a link is configured for.
@@ -148,6 +151,8 @@ pub struct Site {
     pub permits: Arc<tokio::sync::Semaphore>,
     /// What it orders by itself.
     pub(crate) replication: Option<Replication>,
+    /// What it sends and takes ahead of requests.
+    pub(crate) ahead: Option<Ahead>,
     /// Requests whose shadows are asked.
     pub(crate) shadow_permits: Arc<tokio::sync::Semaphore>,
 }
@@ -157,11 +162,13 @@ impl Site {
     pub fn new(parts: SiteParts) -> Arc<Self> {
         let limits = parts.limits;
         let replication = parts.replicate.map(Replication::new);
+        let ahead = parts.prewarm.map(Ahead::new);
         Arc::new(Self {
             prewarmed: PrewarmedPrompts::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             parts,
             replication,
+            ahead,
             records: RecordLog::new(limits.records),
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),

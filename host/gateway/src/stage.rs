@@ -8,6 +8,7 @@ mod admit;
 mod decide;
 mod decode;
 mod fetch;
+mod hedge;
 mod journey;
 mod locate;
 mod prefill;
@@ -118,9 +119,12 @@ impl Journey {
         let leg = self.leg(route, rest)?;
         self.site.parts.fleet.begins(route);
         let brought = self.fetch(&leg, holders).await;
-        let kv = match leg.is_remote() {
-            false => self.prefill(&leg, brought.held).await?,
-            true => self.transfer(&leg, brought).await?,
+        let (leg, kv) = match leg.is_remote() {
+            false => {
+                let kv = self.prefill(&leg, brought.held).await?;
+                (leg, kv)
+            }
+            true => self.transfer(leg, rest, brought).await?,
         };
         self.decode(&leg, kv, started).await
     }

@@ -11,7 +11,7 @@ mod site;
 mod trust;
 
 pub use compression::LinkCompression;
-pub use kv::{KvConfig, PublicPrefix, ReplicateConfig, TiersConfig};
+pub use kv::{KvConfig, PrewarmConfig, PublicPrefix, ReplicateConfig, TiersConfig};
 pub use link::{LinkConfig, PathConfig, SimulatedWan};
 pub use nixl::{LinkBackend, NixlSettings};
 pub use patience::{RetriesConfig, TimeoutsConfig};

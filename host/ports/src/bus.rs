@@ -1,7 +1,7 @@
 //! Tells the other sites: load and prefix summaries. Nothing on the bus holds a token id.
 
 use crate::EngineLoad;
-use portolan_base::{Duty, InstanceName, Moment, SiteName};
+use portolan_base::{Duty, InstanceName, Moment, PatternId, SiteName};
 use portolan_decide::Standing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -55,6 +55,18 @@ pub struct SnapshotRequest {
     pub sequence: u64,
 }
 
+/// Patterns of requests that a site was asked by, told to one other site under the receiver's key: only those of requests
+/// whose data the receiver may see.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Visits {
+    /// Where.
+    pub from: SiteName,
+    /// Who may read it.
+    pub to: SiteName,
+    /// Each request's patterns, in the order the requests came.
+    pub patterns: Vec<PatternId>,
+}
+
 /// What sites tell each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -65,6 +77,8 @@ pub enum BusMessage {
     Prefixes(PrefixSummary),
     /// A snapshot is wanted.
     SnapshotWanted(SnapshotRequest),
+    /// Who asked.
+    Visits(Visits),
 }
 
 /// Publishes to every subscriber, the publisher's own included. A subscriber that falls behind is told so by its

@@ -1,8 +1,8 @@
 //! KNOWS the sites: what a decision is made from.
 
 use crate::Sample;
-use portolan_base::{BlockHash, InstanceName, ModelName, Tokens};
-use portolan_decide::{FleetView, InstanceIndex, Route, SiteIndex};
+use portolan_base::{BlockHash, InstanceName, ModelName, PatternKind, TenantName, Tokens};
+use portolan_decide::{FleetView, InstanceIndex, Likely, Route, SiteIndex};
 use portolan_policy::NameTables;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -72,6 +72,28 @@ impl Drop for Claim {
     }
 }
 
+/// A request that was served here, as far as the forecast of the next one needs it.
+#[derive(Clone, Copy, Debug)]
+pub struct Visit<'a> {
+    /// Whose it was.
+    pub tenant: &'a TenantName,
+    /// What it has in common with others, by name.
+    pub patterns: &'a [(PatternKind, &'a str)],
+    /// Names of the prompt's pool blocks.
+    pub blocks: &'a [BlockHash],
+    /// Other sites that may see its data, and so hear of it.
+    pub may_know: &'a [SiteIndex],
+}
+
+/// What is thought of the requests before and after one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forecast {
+    /// The site that the request's pattern was at before; none: nowhere.
+    pub before: Option<SiteIndex>,
+    /// Another site that is likely to be asked next.
+    pub next: Option<Likely>,
+}
+
 /// What is known about every site, seen from one of them. All calls answer from memory.
 pub trait Fleet: Send + Sync {
     /// Sites, instances and links at this moment. Indices are stable for the life of the process.
@@ -107,6 +129,11 @@ pub trait Fleet: Send + Sync {
 
     /// Says that a request was served: the prompt tokens that had to be computed for it, and those of its answer.
     fn settled(&self, _uncached: Tokens, _produced: u32) {}
+
+    /// Says that a request was served here, and learns what is thought to come next. Nothing, where nobody watches.
+    fn visited(&self, _visit: &Visit<'_>) -> Forecast {
+        Forecast::default()
+    }
 
     /// Numbers of its own for the metrics page.
     fn samples(&self) -> Vec<Sample> {

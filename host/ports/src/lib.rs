@@ -27,13 +27,13 @@ pub mod transport;
 pub mod transport_fake;
 pub mod uploads;
 
-pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest};
+pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest, Visits};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FetchReport, FinishReason,
     HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
-pub use fleet::{Claim, Fleet, InstanceOutcome, NoSuchInstance, OnTheWay, Service};
+pub use fleet::{Claim, Fleet, Forecast, InstanceOutcome, NoSuchInstance, OnTheWay, Service, Visit};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};

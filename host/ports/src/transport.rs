@@ -76,7 +76,8 @@ pub enum OrderPurpose {
     /// A prefix that is cheaper to fetch than to compute: the holder sends what it holds, at most what was ordered, and
     /// computes nothing.
     Fetch,
-    /// KV expected to be wanted soon: what is not held is computed.
+    /// KV expected to be asked for at the other site soon: what that lacks it fetches or computes, and keeps. Nothing comes
+    /// back; what is ordered is `held` already.
     Prewarm,
     /// A second copy of what the holder holds; nothing is computed.
     Replica,

@@ -16,8 +16,10 @@ fn rules() -> ReplicaRules {
         asks: 3,
         window: 60 * SECOND,
         min_tokens: Tokens(256),
-        per_minute: Bytes(2_000_000),
-        at_once: 1,
+        bounds: Bounds {
+            per_minute: Bytes(2_000_000),
+            at_once: 1,
+        },
         pause: 300 * SECOND,
     }
 }
@@ -149,7 +151,10 @@ fn orders_are_bounded_at_once_and_in_a_minute() {
 #[test]
 fn what_was_not_ordered_or_was_less_is_given_back_to_the_budget() {
     let mut site = Site::new(ReplicaRules {
-        per_minute: Bytes(700_000),
+        bounds: Bounds {
+            per_minute: Bytes(700_000),
+            ..rules().bounds
+        },
         ..rules()
     });
     let mut due = |number| {
@@ -196,8 +201,10 @@ fn one_tenant_leaves_half_of_the_budget_while_others_ask() {
 fn one_tenant_leaves_half_of_the_orders_while_others_ask() {
     let ordered = |others_ask: bool| {
         let mut site = Site::new(ReplicaRules {
-            at_once: 4,
-            per_minute: Bytes(1 << 40),
+            bounds: Bounds {
+                per_minute: Bytes(1 << 40),
+                at_once: 4,
+            },
             ..rules()
         });
         if others_ask {
@@ -279,7 +286,7 @@ proptest! {
     /// asking prompt.
     #[test]
     fn bounds_hold_whatever_is_asked(asks in prop::collection::vec((0u64..40, 0usize..6, 1usize..20, 0u64..3), 1..400)) {
-        let rules = ReplicaRules { at_once: 2, pause: SECOND, ..rules() };
+        let rules = ReplicaRules { bounds: Bounds { at_once: 2, ..rules().bounds }, pause: SECOND, ..rules() };
         let mut site = Site::new(rules);
         let (mut open, mut ordered): (Vec<ReplicaDue>, Vec<(u64, Bytes)>) = (Vec::new(), Vec::new());
         for (second, (number, here, len, end)) in (0u64..).zip(asks) {
@@ -291,7 +298,7 @@ proptest! {
             }
             prop_assert!(open.len() <= 2 && site.replicas.under_way() == open.len());
             let lately = ordered.iter().filter(|(at, _)| second - at < 60).map(|(_, bytes)| bytes.0);
-            prop_assert!(lately.sum::<u64>() <= rules.per_minute.0);
+            prop_assert!(lately.sum::<u64>() <= rules.bounds.per_minute.0);
             if end == 0 && let Some(due) = open.pop() {
                 site.made(second, &due, &[prompt(number, 3, 20), vec![BlockHash(0); 20]].concat());
             }

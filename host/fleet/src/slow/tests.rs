@@ -141,3 +141,38 @@ fn the_metrics_say_what_is_wanted() {
     // A request a second that decodes 100 tokens at 8 a step of 10 ms: 0.125 s at 80 %.
     assert_eq!(wanted[2].value, Reading::Gauge(1));
 }
+
+#[test]
+fn a_speed_is_the_curve_that_was_measured_or_else_a_line() {
+    let mut curved = instance(THERE, Role::Prefill, 100_000);
+    curved.prefill_curve = portolan_base::PrefillCurve {
+        fixed_us: 40_000,
+        ps_per_token: 60_000_000,
+        fs_per_token_squared: 2_000_000,
+    };
+    let line = instance(THERE, Role::Prefill, 100_000);
+    let seconds = |instances: &[&InstanceView], tokens: f64| {
+        let profile = speed(instances.iter().copied()).unwrap();
+        (profile.seconds(tokens) * 1e6).round()
+    };
+    assert_eq!(seconds(&[&line], 10_000.0), 1_000_000.0);
+    assert_eq!(seconds(&[&curved], 10_000.0), 40_000.0 + 600_000.0 + 200_000.0);
+    assert_eq!(seconds(&[&curved, &line], 10_000.0), 920_000.0);
+    let slow = Slow::default();
+    let now = served(&slow, 200);
+    let threshold = |at: usize| {
+        let mut fleet = fleet();
+        fleet.instances[at].prefill_curve = portolan_base::PrefillCurve {
+            fixed_us: 0,
+            ps_per_token: if at == 0 { 1_000_000 } else { 100_000_000 },
+            fs_per_token_squared: if at == 0 { 50_000_000 } else { 1 },
+        };
+        slow.plan_if_due(&fleet, HERE, KV, now + PERIOD * 2 * (at as u32 + 1));
+        slow.outlook().unwrap().threshold
+    };
+    assert_ne!(
+        threshold(0),
+        threshold(1),
+        "what long prompts cost here moves the threshold"
+    );
+}

@@ -6,6 +6,7 @@ pub(super) use place::samples;
 
 use super::models::List;
 use super::{auth, errors, instances};
+use crate::ahead::PrewarmsBody;
 use crate::error::{ErrorKind, RequestError};
 use crate::replicate::{ReplicaRecord, Replication};
 use crate::site::Site;
@@ -37,6 +38,9 @@ pub(super) struct StatsBody {
     /// None: the site orders nothing by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<ReplicasBody>,
+    /// None: the site sends and takes nothing ahead of requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prewarms: Option<PrewarmsBody>,
 }
 
 #[derive(Debug, Serialize)]
@@ -80,6 +84,7 @@ pub(super) async fn stats(
     Ok(Json(StatsBody {
         places: List::of(all),
         replicas: site.replication.as_ref().map(ReplicasBody::of),
+        prewarms: site.ahead.as_ref().map(PrewarmsBody::from),
     }))
 }
 

@@ -31,19 +31,24 @@ pub(super) async fn fetch_first(
     let Some(at) = own_index(site, &view, order) else {
         return Ok(Vec::new());
     };
+    // What nobody waits for yet is the last to cross.
+    let (asked, purpose) = match order.purpose {
+        OrderPurpose::Prewarm => (Purpose::Prewarm, OrderPurpose::Replica),
+        _ => (Purpose::Fetch, OrderPurpose::Fetch),
+    };
     let policies = parts.desk.table().for_tenant(&order.tenant, order.draw);
     let labels = BTreeMap::new();
     let mut permission = Permission {
         fleet: &view,
         policies: &policies,
-        subject: subject_of(site, order, Purpose::Fetch)?,
+        subject: subject_of(site, order, asked)?,
         row: Vec::new(),
         origin: index_of(site, peer)?,
         asker: Asker::new(parts.clock.as_ref(), &labels, order.request.as_str()),
     };
     let about = Arc::new(order.provenance());
     let order = KvOrder {
-        purpose: OrderPurpose::Fetch,
+        purpose,
         ..order.clone()
     };
     let bringing = Bringing {

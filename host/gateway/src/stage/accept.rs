@@ -42,6 +42,14 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Its path.
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completion => "/v1/completions",
+        }
+    }
+
     /// Tokens generated when the client names no bound: OpenAI's 16 for completions; enough for a paragraph in a chat.
     const fn default_max_tokens(self) -> u32 {
         match self {
@@ -304,6 +312,8 @@ impl Draft {
             stop: self.generation.stop.clone(),
             ignore_eos: self.generation.ignore_eos,
             session: self.hints.session.clone(),
+            user: self.hints.user.clone(),
+            path: self.generation.options.endpoint.path(),
             kind: self.hints.kind,
             prefill_mode: self.hints.prefill_mode,
             priority: self.hints.priority,

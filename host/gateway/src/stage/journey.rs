@@ -361,6 +361,18 @@ impl Journey {
         format!("prefill at {}/{}", names.prefill_site, names.prefill_instance)
     }
 
+    /// Notes that the prompt was computed on another route, begun beside this one, before this one brought it.
+    pub(super) fn note_overtaken(&mut self, route: Route, by: Route, after: Duration) {
+        let fallback = Fallback {
+            stage: self.at.to_owned(),
+            from: self.route_name(route),
+            to: self.route_name(by),
+            reason: format!("not there after {after:.1?}, and computed here before it was"),
+        };
+        tracing::info!(request = %self.request.id, from = %fallback.from, to = %fallback.to, "a hedge was first");
+        self.record.fallbacks.push(fallback);
+    }
+
     /// Notes that a route failed, blames whoever is to blame, and says what comes next.
     pub(super) fn note_route_failure(&mut self, route: Route, next: Option<Route>, fault: &Fault) {
         self.blame(fault);

@@ -1,9 +1,9 @@
 //! prefill: the uncached part of the prompt, computed at this site.
 
+use super::hedge::{Computed, compute};
 use super::journey::{Fault, Journey, Leg, Prefiller};
-use portolan_ports::{HeldPrefix, InstanceOutcome, KvPiece, KvSet, PrefillJob};
+use portolan_ports::{HeldPrefix, InstanceOutcome, KvSet};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 impl Journey {
     /// Runs prefill on an instance of this site and returns the whole KV.
@@ -18,30 +18,23 @@ impl Journey {
         }
         let begun = self.enter("prefill");
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        let job = PrefillJob {
-            request: self.id(),
-            key: self.key,
-            about: Arc::clone(&self.about),
-            tokens,
-            held: held.tokens,
-            retention: leg.keep_there,
-            cancel: leg.cancel.clone(),
-        };
-        let (pieces_in, mut pieces_out) = mpsc::unbounded_channel::<KvPiece>();
         let limit = self.site.parts.timeouts.prefill(&leg.facts);
-        let prefill = engine.prefill(job, pieces_in);
-        let report = match leg.patience.prefill_elsewhere {
+        let prefill = compute(engine.as_ref(), self.prefill_job(leg, held.tokens));
+        let computed = match leg.patience.prefill_elsewhere {
             true => tokio::time::timeout(limit, prefill).await,
             false => Ok(prefill.await),
         };
         self.note_stage("prefill", begun);
-        let report = report.map_err(|_| Fault::Slow {
+        let computed = computed.map_err(|_| Fault::Slow {
             instance: leg.route.prefill,
             at: leg.prefill_at(),
             stage: "prefill",
             limit,
         })?;
-        let report = report.map_err(|error| Fault::Engine {
+        let Computed {
+            pieces: computed,
+            report,
+        } = computed.map_err(|error| Fault::Engine {
             instance: leg.route.prefill,
             error,
         })?;
@@ -52,9 +45,7 @@ impl Journey {
         self.record.kv.cached_tokens = report.cached.max(held.tokens);
         self.record.kv.computed_tokens += report.computed;
         let mut pieces = held.pieces;
-        while let Ok(piece) = pieces_out.try_recv() {
-            pieces.push(piece);
-        }
+        pieces.extend(computed);
         Ok(KvSet::assemble(layout, count, pieces)?)
     }
 }

@@ -1,5 +1,6 @@
 //! settle: on every exit, cancellation too: release what is held, write the path record, count.
 
+mod ahead;
 mod replica;
 
 use super::journey::{Fault, Journey};
@@ -37,6 +38,7 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         let uncached = Tokens(journey.record.kv.computed_tokens);
         journey.site.parts.fleet.settled(uncached, produced);
         replica::note_ask(journey);
+        ahead::note_visit(journey);
     }
     journey.note_stage("settle", begun);
     let record = journey.record.clone();

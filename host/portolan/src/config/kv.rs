@@ -1,15 +1,16 @@
 //! How KV is kept for reuse, as the file says it.
 
 use super::{Config, ConfigError};
-use portolan_base::{Bytes, ModelName, Scope, Tokens};
-use portolan_decide::ReplicaRules;
+use portolan_base::{Bytes, ModelName, Permille, Scope, Tokens};
 use portolan_decide::replicate::ASKS_KEPT;
+use portolan_decide::{Bounds, PrewarmRules, ReplicaRules};
 use portolan_disk::LandingConfig;
 use portolan_engine::CacheConfig;
 use portolan_kv::{PoolConfig, Shares};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct KvConfig {
     pub public_prefixes: Vec<PublicPrefix>,
     /// What a site orders by itself for prefixes that are asked for often; none: nothing.
     pub replicate: Option<ReplicateConfig>,
+    /// What a site sends ahead to the site that is likely to be asked next, and takes from others; none: nothing.
+    pub prewarm: Option<PrewarmConfig>,
 }
 
 /// Bounds of what a site orders by itself.
@@ -67,6 +70,76 @@ impl Default for ReplicateConfig {
     }
 }
 
+/// Bounds of what goes ahead of its request.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrewarmConfig {
+    /// The share of a conversation's, user's or path's last hundred requests, in percent, that has to have gone from this
+    /// site to the other.
+    pub likely_percent: u32,
+    /// Tokens that the other site has to lack at least.
+    pub min_tokens: u32,
+    /// MiB ordered in a minute at most.
+    pub mib_per_minute: u64,
+    /// Orders under way at most, and orders of other sites that are taken at once.
+    pub at_once: u32,
+    /// Seconds that the same prefix is not sent again to the same site.
+    pub pause_s: u64,
+}
+
+impl Default for PrewarmConfig {
+    fn default() -> Self {
+        Self {
+            // What is sent is wrong at most as often as it is right.
+            likely_percent: 50,
+            // Fewer are computed within a round trip or two.
+            min_tokens: 256,
+            // 36 Mbit/s, a few percent of a link of 1 Gbit/s.
+            mib_per_minute: 256,
+            // Two of each of two tenants.
+            at_once: 4,
+            // Evicted within a minute, it would be evicted again.
+            pause_s: 60,
+        }
+    }
+}
+
+impl PrewarmConfig {
+    /// As the planner of prewarms takes it.
+    pub fn rules(&self) -> PrewarmRules {
+        PrewarmRules {
+            likely: Permille(self.likely_percent * 10),
+            min_tokens: Tokens(self.min_tokens),
+            bounds: Bounds {
+                per_minute: Bytes(self.mib_per_minute << 20),
+                at_once: self.at_once,
+            },
+            pause: Duration::from_secs(self.pause_s),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (field, value, possible) in [
+            ("likely_percent", u64::from(self.likely_percent), 1..=100),
+            ("mib_per_minute", self.mib_per_minute, 1..=u64::from(u32::MAX)),
+            ("at_once", u64::from(self.at_once), 1..=64),
+            ("pause_s", self.pause_s, 1..=86_400),
+        ] {
+            within(&format!("kv.prewarm.{field}"), value, possible)?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a value outside of what is possible.
+fn within(key: &str, value: u64, possible: RangeInclusive<u64>) -> Result<(), ConfigError> {
+    if possible.contains(&value) {
+        return Ok(());
+    }
+    let problem = format!("{} to {} are possible", possible.start(), possible.end());
+    Err(ConfigError::value(key.to_owned(), problem))
+}
+
 impl ReplicateConfig {
     /// As the planner of replicas takes it.
     pub fn rules(&self) -> ReplicaRules {
@@ -74,8 +147,10 @@ impl ReplicateConfig {
             asks: self.asks,
             window: Duration::from_secs(self.window_s),
             min_tokens: Tokens(self.min_tokens),
-            per_minute: Bytes(self.mib_per_minute << 20),
-            at_once: self.at_once,
+            bounds: Bounds {
+                per_minute: Bytes(self.mib_per_minute << 20),
+                at_once: self.at_once,
+            },
             pause: Duration::from_secs(self.pause_s),
         }
     }
@@ -96,10 +171,7 @@ impl ReplicateConfig {
             ("at_once", u64::from(self.at_once), 1..=64),
             ("pause_s", self.pause_s, 1..=86_400),
         ] {
-            if !possible.contains(&value) {
-                let problem = format!("{} to {} are possible", possible.start(), possible.end());
-                return Err(ConfigError::value(key(field), problem));
-            }
+            within(&key(field), value, possible)?;
         }
         Ok(())
     }
@@ -197,6 +269,9 @@ impl Config {
         }
         if let Some(replicate) = &self.kv.replicate {
             replicate.check()?;
+        }
+        if let Some(prewarm) = &self.kv.prewarm {
+            prewarm.check()?;
         }
         let models: BTreeSet<&ModelName> = self.models.iter().map(|model| &model.name).collect();
         for prefix in &self.kv.public_prefixes {
@@ -328,13 +403,16 @@ mod tests {
         assert!(parse("", "").unwrap().kv.replicate.is_none());
         let rules = |kv: &str| parse(kv, "").unwrap().kv.replicate.unwrap().rules();
         let usual = rules("replicate: {}");
-        assert_eq!((usual.asks, usual.per_minute), (3, Bytes(256 << 20)));
+        assert_eq!((usual.asks, usual.bounds.per_minute), (3, Bytes(256 << 20)));
         let own = rules("replicate: {asks: 64, window_s: 5, mib_per_minute: 1, pause_s: 9}");
         assert_eq!(
             (own.asks, own.window, own.pause),
             (64, Duration::from_secs(5), Duration::from_secs(9))
         );
-        assert_eq!((own.per_minute, own.min_tokens), (Bytes(1 << 20), Tokens(256)));
+        assert_eq!(
+            (own.bounds.per_minute, own.min_tokens),
+            (Bytes(1 << 20), Tokens(256))
+        );
     }
 
     #[test]
@@ -355,6 +433,9 @@ mod tests {
             ("replicate: {at_once: 65}", "", "1 to 64"),
             ("replicate: {pause_s: 0}", "", "kv.replicate.pause_s"),
             ("replicate: {often: 1}", "", "often"),
+            ("prewarm: {likely_percent: 0}", "", "kv.prewarm.likely_percent"),
+            ("prewarm: {likely_percent: 101}", "", "1 to 100"),
+            ("prewarm: {at_once: 0}", "", "kv.prewarm.at_once"),
             ("public_prefixes: [{model: n, text: x}]", "", "no model"),
             ("public_prefixes: [{model: m}]", "", "either"),
             ("public_prefixes: [{model: m, text: x, system: y}]", "", "either"),

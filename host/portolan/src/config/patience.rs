@@ -21,6 +21,8 @@ pub struct TimeoutsConfig {
     pub factor: u32,
     /// Where nothing was measured, and where nothing is left to try instead.
     pub longest_ms: u64,
+    /// After how many times its estimate a prefill at another site is begun at this one too; none: never.
+    pub hedge_factor: Option<u32>,
 }
 
 impl Default for TimeoutsConfig {
@@ -34,6 +36,7 @@ impl Default for TimeoutsConfig {
             remote_decode_ms: ms(rule.remote_decode),
             factor: rule.factor,
             longest_ms: ms(rule.longest),
+            hedge_factor: rule.hedge,
         }
     }
 }
@@ -65,6 +68,7 @@ impl Config {
             remote_decode_ms,
             factor,
             longest_ms,
+            hedge_factor,
         } = self.timeouts;
         Timeouts {
             local_prefill: Duration::from_millis(local_prefill_ms),
@@ -73,6 +77,7 @@ impl Config {
             remote_decode: Duration::from_millis(remote_decode_ms),
             factor,
             longest: Duration::from_millis(longest_ms),
+            hedge: hedge_factor,
         }
     }
 
@@ -102,6 +107,16 @@ impl Config {
         if times.factor == 0 {
             let problem = "at least 1 is needed: a stage may take what it is estimated to take";
             return Err(ConfigError::value("timeouts.factor", problem));
+        }
+        if times
+            .hedge_factor
+            .is_some_and(|hedge| hedge == 0 || hedge >= times.factor)
+        {
+            let problem = format!(
+                "1 to one less than `factor`, which is {}, is possible",
+                times.factor
+            );
+            return Err(ConfigError::value("timeouts.hedge_factor", problem));
         }
         if self.retries.percent > 100 {
             let problem = "at most 100 is possible: every request tried once more";
@@ -144,6 +159,8 @@ mod tests {
                 "timeouts.remote_decode_ms",
             ),
             ("timeouts: {factor: 0},", "timeouts.factor"),
+            ("timeouts: {hedge_factor: 0},", "timeouts.hedge_factor"),
+            ("timeouts: {hedge_factor: 5},", "timeouts.hedge_factor"),
             ("retries: {percent: 101},", "retries.percent"),
         ] {
             let refused = parse(text).unwrap_err().to_string();

@@ -104,6 +104,10 @@ impl RunningSite {
         let topology = shared.topology.clone();
         let chart = Chart::new(topology, index, &self.engines, clock, &telling)
             .with_conversion(shared.config.scaling.conversion());
+        let chart = match shared.config.kv.prewarm {
+            Some(_) => chart.with_foresight(&shared.secrets.summaries),
+            None => chart,
+        };
         let chart = Arc::new(chart);
         let agent = Agent {
             site: self.name.clone(),
@@ -139,6 +143,7 @@ impl RunningSite {
             retries: shared.config.retry_budget(),
             exact: shared.exact.clone(),
             replicate: shared.config.kv.replicate.map(|replicate| replicate.rules()),
+            prewarm: shared.config.kv.prewarm.map(|prewarm| prewarm.rules()),
         });
         self.peers.set(PeerService::new(&gateway));
         if let Some(listener) = self.listener.take() {

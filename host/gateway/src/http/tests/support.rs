@@ -176,12 +176,15 @@ impl App {
             timeouts,
             retries,
             exact: ExactKv::default(),
+            prewarm: None,
             replicate: Some(ReplicaRules {
                 asks: 3,
                 window: Duration::from_secs(3600),
                 min_tokens: Tokens(64),
-                per_minute: portolan_base::Bytes(1 << 30),
-                at_once: 1,
+                bounds: Bounds {
+                    per_minute: portolan_base::Bytes(1 << 30),
+                    at_once: 1,
+                },
                 pause: Duration::from_secs(3600),
             }),
         });

@@ -9,6 +9,7 @@ use axum::http::HeaderMap;
 use portolan_base::RequestId;
 use portolan_decide::{PrefillMode, RequestKind};
 use portolan_policy::Dependency;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub(super) struct Hints {
     pub(super) trace_id: Option<String>,
     pub(super) prefill_mode: PrefillMode,
     pub(super) session: Option<String>,
+    /// The end user: only told apart from others.
+    pub(super) user: Option<String>,
     pub(super) user_class: Option<String>,
     pub(super) priority: u32,
     pub(super) ttft_slo_ms: u32,
@@ -60,6 +63,7 @@ impl Hints {
         let tenant = fields.text("tenant_id", TEXT_MAX_BYTES)?;
         let trace_id = fields.text("trace_id", TEXT_MAX_BYTES)?;
         let prefill_mode = prefill_mode(fields)?;
+        let user = user(fields)?;
         let mut inner = fields.object("portolan", "portolan.")?;
         let bound = 0..=i64::from(u32::MAX);
         let priority = inner
@@ -85,6 +89,7 @@ impl Hints {
             tenant,
             trace_id,
             prefill_mode,
+            user,
             session: agree("portolan.session", session, header.session)?,
             user_class: agree("portolan.user_class", class, header.user_class)?,
             priority: agree("portolan.priority", priority, header.priority)?.unwrap_or(0),
@@ -101,6 +106,18 @@ impl Hints {
             life: life.and_then(|s| u64::try_from(s).ok()).map(Duration::from_secs),
         })
     }
+}
+
+/// OpenAI's names of the end user, the first that is there. None of them changes the answer, so that what is no text is
+/// passed over.
+fn user(fields: &mut Fields<'_>) -> Result<Option<String>, RequestError> {
+    let mut user = None;
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        let named = fields.take::<Value>(name)?;
+        let text = named.as_ref().and_then(Value::as_str);
+        user = user.or_else(|| text.filter(|text| !text.is_empty()).map(str::to_owned));
+    }
+    Ok(user)
 }
 
 /// A value said twice must be the same: a gateway of the client's own may set the header to limit what the body asks.

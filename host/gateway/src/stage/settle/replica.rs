@@ -1,8 +1,9 @@
 //! A request that was served says which prefix it asked for that another site holds: often enough, and a copy is ordered.
 
 use super::super::journey::Journey;
+use crate::ahead::pool_blocks;
 use crate::replicate::Replica;
-use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, Tokens};
+use portolan_base::Tokens;
 use portolan_decide::{FleetView, InstanceIndex, InstanceView, KvSize, PrefixAsk, SiteIndex};
 use portolan_policy::{Placement, Purpose, Subject};
 use portolan_ports::{Engine, KvOrder, OrderPurpose, Retention};
@@ -28,12 +29,7 @@ pub(super) fn note_ask(journey: &Journey) {
 fn due(journey: &Journey) -> Option<Replica> {
     let replication = journey.site.replication.as_ref()?;
     let layout = &journey.model().description.layout;
-    let hashes = layout.block_tokens as usize / INDEX_BLOCK_TOKENS;
-    let blocks: Vec<BlockHash> = journey
-        .chain
-        .chunks_exact(hashes.max(1))
-        .filter_map(|block| block.last().copied())
-        .collect();
+    let blocks = pool_blocks(&journey.chain, layout);
     replication.found(&blocks, found(journey) / layout.block_tokens.max(1) as usize);
     let here = journey.site.parts.index;
     // A copy is kept.
