@@ -11,6 +11,7 @@ pub mod kv;
 pub mod pattern;
 pub mod provenance;
 pub mod role;
+pub mod sequence;
 pub mod time;
 pub mod unit;
 
@@ -21,5 +22,6 @@ pub use id::{InstanceName, ModelName, OperatorName, RequestId, SiteName, TenantN
 pub use pattern::{PatternId, PatternKey, PatternKind};
 pub use provenance::{Dependency, Provenance, Scope};
 pub use role::{Duty, Role};
+pub use sequence::Sequence;
 pub use time::{Clock, Moment, Random};
 pub use unit::{BitsPerSecond, Bytes, Permille, Tokens};

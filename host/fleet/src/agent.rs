@@ -151,7 +151,8 @@ impl Ear {
                         self.chart.prefixes().asked(number, &request);
                     }
                 }
-                Ok(BusMessage::SnapshotWanted(_)) => {}
+                // Applied: heard by whoever follows the control stream.
+                Ok(BusMessage::SnapshotWanted(_) | BusMessage::Applied(_)) => {}
                 Ok(BusMessage::Visits(visits)) if visits.to == self.site => self.chart.heard_visits(&visits),
                 Ok(BusMessage::Visits(_)) => {}
                 // Summaries are numbered: the next one of each stream shows what was missed of it.

@@ -6,17 +6,21 @@
 pub mod agent;
 pub mod bus;
 pub mod chart;
+pub mod control;
 pub mod duties;
 mod foresight;
 pub mod link;
 pub mod prefixes;
 pub mod slow;
 pub mod topology;
+pub mod validity;
 pub mod warm_up;
 
 pub use agent::Agent;
 pub use bus::EmbeddedBus;
 pub use chart::{Chart, Conversion};
+pub use control::{EmbeddedControl, OpenControlError};
 pub use link::{LinkMonitor, LinkWindow};
 pub use prefixes::{Disclosure, Prefixes, Telling};
 pub use topology::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
+pub use validity::{LeaseRules, Peers, SiteValidity, Waiting};

@@ -1,7 +1,8 @@
 //! Tells the other sites: load and prefix summaries. Nothing on the bus holds a token id.
 
 use crate::EngineLoad;
-use portolan_base::{Duty, InstanceName, Moment, PatternId, SiteName};
+use crate::control::StreamId;
+use portolan_base::{Bytes, Duty, InstanceName, Moment, PatternId, Sequence, SiteName};
 use portolan_decide::Standing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -67,6 +68,28 @@ pub struct Visits {
     pub patterns: Vec<PatternId>,
 }
 
+/// A site has applied everything in the control stream up to an entry: it begins nothing on what those entries are
+/// about. Once lost it is not told again; whoever waits for it then waits until the site's lease is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppliedReport {
+    /// Which site.
+    pub site: SiteName,
+    /// Which process of it.
+    pub incarnation: u64,
+    /// The stream.
+    pub stream: StreamId,
+    /// The last entry that was applied.
+    pub sequence: Sequence,
+    /// When that entry came, by the site's clock.
+    pub received_at: Moment,
+    /// When it was applied, by the site's clock.
+    pub applied_at: Moment,
+    /// Copies of blocks that went with that entry.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+}
+
 /// What sites tell each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -79,6 +102,8 @@ pub enum BusMessage {
     SnapshotWanted(SnapshotRequest),
     /// Who asked.
     Visits(Visits),
+    /// A site is up to date as far as an entry of the control stream.
+    Applied(AppliedReport),
 }
 
 /// Publishes to every subscriber, the publisher's own included. A subscriber that falls behind is told so by its

@@ -2,6 +2,8 @@
 //! compute, move, remember and know implement them.
 
 pub mod bus;
+pub mod control;
+pub mod control_fake;
 pub mod engine;
 pub mod engine_fake;
 pub mod fleet;
@@ -26,8 +28,14 @@ pub mod text_fake;
 pub mod transport;
 pub mod transport_fake;
 pub mod uploads;
+pub mod validity;
 
-pub use bus::{Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest, Visits};
+pub use bus::{AppliedReport, Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest, Visits};
+pub use control::{
+    Beat, ControlEntries, ControlEntry, ControlError, ControlEvent, ControlStream, Cursor, Invalidated,
+    Invalidation, Running, StreamId,
+};
+pub use control_fake::{ControlFault, MemoryControl};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FetchReport, FinishReason,
     HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
@@ -67,6 +75,9 @@ pub use transport::{
 };
 pub use transport_fake::NoLinks;
 pub use uploads::{UploadTurn, UploadWindow};
+pub use validity::{
+    AlwaysValid, Begun, CacheValidity, Given, InUse, Order, Patience, SiteApplied, SiteEffect, Stale,
+};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,0 +1,172 @@
+//! Whether cached KV may be used: what the stages of a request ask before they begin, and how an order is given.
+
+use crate::control::{ControlError, Invalidated, Running};
+use async_trait::async_trait;
+use portolan_base::{Bytes, ModelName, Moment, Provenance, Sequence, SiteName};
+use serde::{Deserialize, Serialize};
+
+/// Where a site was in the control stream when something began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Begun {
+    /// How often the site had begun to follow anew.
+    pub generation: u64,
+    /// Everything up to here was applied.
+    pub applied: Sequence,
+}
+
+/// KV that something is about to begin on.
+#[derive(Clone, Copy, Debug)]
+pub struct InUse<'a> {
+    /// When what made it began.
+    pub begun: Begun,
+    /// Whose it is, which model made it, and what it depends on.
+    pub about: &'a Provenance,
+}
+
+/// Why KV must not be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stale {
+    /// The site does not know whether it was invalidated.
+    #[error(
+        "the site's cache-validity lease has lapsed; what is cached or fetched is not used until it has caught up"
+    )]
+    Lapsed,
+    /// It was invalidated.
+    #[error("the KV was invalidated after the request began with it")]
+    Invalidated,
+}
+
+/// An order to be given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// What is wrong from now on.
+    pub what: Invalidated,
+    /// Who says so.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// What becomes of requests that run on it.
+    pub running: Running,
+}
+
+/// What one site said of an order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SiteApplied {
+    /// Which site.
+    pub site: SiteName,
+    /// Milliseconds from when the order was given until the site's word came that it has applied it; none: it did not
+    /// say so before its lease was over.
+    pub applied_ms: Option<f64>,
+}
+
+/// An order that was given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Given {
+    /// Its position in the control stream: of a model, the part of its version that rises.
+    pub id: Sequence,
+    /// Copies of blocks that went, at the sites that said so.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// What each site said, by name; empty when nobody waited for it.
+    pub sites: Vec<SiteApplied>,
+}
+
+/// How long whoever orders waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Patience {
+    /// Until the order cannot be lost.
+    Acknowledged,
+    /// Until it holds everywhere: no prefill, fetch or decode begins on what it is about.
+    Everywhere,
+}
+
+/// What an order would do at a site.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteEffect {
+    /// Which site.
+    pub site: SiteName,
+    /// Copies of blocks that would go.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+}
+
+/// Whether cached KV may be used, and how that is ended.
+#[async_trait]
+pub trait CacheValidity: Send + Sync {
+    /// Where the site is: what begins at this moment began there.
+    fn begin(&self) -> Begun;
+
+    /// Whether what is cached, or fetched, may be used at this moment.
+    ///
+    /// # Errors
+    /// [`Stale::Lapsed`].
+    fn check(&self, now: Moment) -> Result<(), Stale>;
+
+    /// Whether something may begin, at this moment, on KV that was cached or fetched. `has_block` says whether a block is
+    /// among it.
+    ///
+    /// # Errors
+    /// [`Stale`], with why not.
+    fn check_kv(
+        &self,
+        kv: InUse<'_>,
+        now: Moment,
+        has_block: &dyn Fn(&portolan_base::BlockId) -> bool,
+    ) -> Result<(), Stale>;
+
+    /// The version of a model whose configured version is `configured`: it rises with every order about the model.
+    fn version(&self, model: &ModelName, configured: u64) -> u64;
+
+    /// Gives an order.
+    ///
+    /// # Errors
+    /// When the control stream did not acknowledge it.
+    async fn invalidate(&self, order: Order, patience: Patience) -> Result<Given, ControlError>;
+
+    /// What an order would do at each site that answers in time.
+    async fn rehearse(&self, what: &Invalidated) -> Vec<SiteEffect>;
+}
+
+/// The fake: what is cached is always valid, orders are acknowledged and do nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AlwaysValid;
+
+#[async_trait]
+impl CacheValidity for AlwaysValid {
+    fn begin(&self) -> Begun {
+        Begun::default()
+    }
+
+    fn check(&self, _now: Moment) -> Result<(), Stale> {
+        Ok(())
+    }
+
+    fn check_kv(
+        &self,
+        _kv: InUse<'_>,
+        _now: Moment,
+        _has_block: &dyn Fn(&portolan_base::BlockId) -> bool,
+    ) -> Result<(), Stale> {
+        Ok(())
+    }
+
+    fn version(&self, _model: &ModelName, configured: u64) -> u64 {
+        configured
+    }
+
+    async fn invalidate(&self, _order: Order, _patience: Patience) -> Result<Given, ControlError> {
+        Ok(Given {
+            id: Sequence(1),
+            blocks: 0,
+            bytes: Bytes(0),
+            sites: Vec::new(),
+        })
+    }
+
+    async fn rehearse(&self, _what: &Invalidated) -> Vec<SiteEffect> {
+        Vec::new()
+    }
+}
