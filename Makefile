@@ -16,6 +16,12 @@ demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits a
 	cargo build --bin portolan
 	@$(PORTOLAN) demo --model $(MODEL) --plugins $(PLUGINS_DIST) $(ARGS)
 
+.PHONY: demo-fleet
+demo-fleet: $(MODEL) ## Three processes and a NATS server, and a tour; ARGS=--once exits after it
+	cargo build --bin portolan
+	@nats=$$(tests/fetch-tool nats-server nats-server) && \
+		PATH=$$nats:$$PATH $(PORTOLAN) demo-fleet --model $(MODEL) $(ARGS)
+
 .PHONY: test
 test: plugins $(MODEL) ## Every test
 	tests/run

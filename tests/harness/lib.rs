@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking")]
 
 pub mod oracle;
+pub mod processes;
 pub mod world;
 
 pub use oracle::{Oracle, oracle_folder};

@@ -19,6 +19,7 @@ mod hot_swap;
 /// One guest of each toolchain; `make test-languages`.
 #[path = "../languages/golden.rs"]
 mod languages;
+mod many_processes;
 mod policies_agree;
 mod policy_tools;
 mod quantised;

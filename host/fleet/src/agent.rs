@@ -5,7 +5,10 @@ use crate::link::SAMPLE_INTERVAL;
 use crate::prefixes::{HEARTBEAT, Told};
 use crate::slow::LOOK_INTERVAL;
 use portolan_base::{Clock, InstanceName, SiteName};
-use portolan_ports::{Bus, BusMessage, Engine, InstanceLoadReport, KvEvent, PrefixSummary, Transport};
+use portolan_decide::Standing;
+use portolan_ports::{
+    Bus, BusMessage, Engine, InstanceLoadReport, KvEvent, PrefixSummary, SitePresence, SiteState, Transport,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +34,57 @@ pub struct Agent {
     pub transport: Arc<dyn Transport>,
     /// Reads the time.
     pub clock: Arc<dyn Clock>,
+    /// How long the others take the site to be there when it says nothing.
+    pub lease: Duration,
+}
+
+/// Ends what a site said: tells the others that it left. Kept by whoever ends the site.
+pub struct Farewell {
+    site: SiteName,
+    incarnation: u64,
+    bus: Arc<dyn Bus>,
+}
+
+impl Farewell {
+    /// Tells the others that the site ends in order: its routes vanish at once and not with its lease.
+    pub fn say(&self) {
+        self.bus.publish(BusMessage::Presence(SitePresence {
+            site: self.site.clone(),
+            incarnation: self.incarnation,
+            // Nothing of this incarnation follows.
+            sequence: u64::MAX,
+            state: SiteState::Left,
+            lease_ms: 0,
+        }));
+    }
 }
 
 impl Agent {
+    /// What to say when the site ends.
+    pub fn farewell(&self) -> Farewell {
+        Farewell {
+            site: self.site.clone(),
+            incarnation: self.chart.prefixes().incarnation(),
+            bus: Arc::clone(&self.bus),
+        }
+    }
+
+    /// The site's next heartbeat. A site all of whose instances drain says that it does.
+    fn presence(&self, sequence: u64) -> SitePresence {
+        let mut standings = self.engines.keys().map(|name| self.chart.own_standing(name));
+        let drains = !self.engines.is_empty() && standings.all(|standing| standing == Standing::Draining);
+        SitePresence {
+            site: self.site.clone(),
+            incarnation: self.chart.prefixes().incarnation(),
+            sequence,
+            state: match drains {
+                true => SiteState::Draining,
+                false => SiteState::Up,
+            },
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
     /// Starts the agent's tasks; dropping the set ends them. Listens before it returns, so that nothing published
     /// afterwards is missed.
     pub fn start(self) -> JoinSet<()> {
@@ -61,11 +112,12 @@ impl Agent {
         tasks
     }
 
-    /// Publishes load and reads the links, twice a second.
+    /// Publishes that the site is there and its load, and reads the links, twice a second.
     async fn report(self) {
         let mut ticks = every(SAMPLE_INTERVAL);
-        loop {
+        for sequence in 0.. {
             ticks.tick().await;
+            self.bus.publish(BusMessage::Presence(self.presence(sequence)));
             for (instance, engine) in &self.engines {
                 self.bus.publish(BusMessage::Load(InstanceLoadReport {
                     site: self.site.clone(),
@@ -139,6 +191,7 @@ impl Ear {
     async fn hear(mut self, mut messages: Receiver<BusMessage>) {
         loop {
             match messages.recv().await {
+                Ok(BusMessage::Presence(presence)) => self.chart.heard_presence(&presence),
                 Ok(BusMessage::Load(report)) => {
                     self.chart.heard_load(&report);
                     if let Some(duty) = report.duty.filter(|_| report.site != self.site) {

@@ -38,3 +38,6 @@ impl Bus for EmbeddedBus {
         self.sender.subscribe()
     }
 }
+
+#[cfg(test)]
+pub(crate) mod conformance;

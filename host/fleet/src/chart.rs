@@ -2,6 +2,7 @@
 
 mod conversion;
 mod known;
+mod members;
 
 use crate::foresight::Foresight;
 use crate::link::{CONGESTION_MARK, LinkMonitor};
@@ -10,6 +11,7 @@ use crate::slow::Slow;
 use crate::topology::Topology;
 pub use conversion::Conversion;
 use known::{Known, count};
+use members::{Attendance, Change};
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
 use portolan_base::{
@@ -22,11 +24,12 @@ use portolan_decide::{
 use portolan_planner::SeenRequest;
 use portolan_policy::NameTables;
 use portolan_ports::{
-    Claim, Engine, Fleet, Forecast, InstanceLoadReport, InstanceOutcome, LinkReading, NoSuchInstance, Sample,
-    Service, Visit, Visits,
+    Bus, Claim, Engine, Fleet, Forecast, InstanceLoadReport, InstanceOutcome, LinkReading, Member, MemberState,
+    NoSuchInstance, Sample, Service, SitePresence, Visit, Visits,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What one site knows. Reads take short locks; nothing here waits.
 pub struct Chart {
@@ -35,6 +38,8 @@ pub struct Chart {
     clock: Arc<dyn Clock>,
     names: Arc<NameTables>,
     instances: Vec<Known>,
+    /// Which sites are there, by index.
+    members: Vec<Attendance>,
     links: BTreeMap<SiteIndex, Mutex<Arriving>>,
     elsewhere: Arc<BTreeMap<(SiteIndex, SiteIndex), LinkView>>,
     prefixes: Prefixes,
@@ -46,6 +51,8 @@ pub struct Chart {
     conversion: Conversion,
     /// Which site is asked next; none: nobody wants to know.
     foresight: Option<Foresight>,
+    /// What the bus counts goes onto the site's metrics page.
+    bus: Option<Arc<dyn Bus>>,
 }
 
 /// A link to this site.
@@ -86,12 +93,14 @@ impl Chart {
         let names = Arc::new(topology.names().clone());
         let elsewhere = Arc::new(links_elsewhere(&topology, here));
         let prefixes = Prefixes::new(&topology, here, telling);
+        let members = topology.sites().iter().map(|_| Attendance::default()).collect();
         Self {
             topology,
             here,
             clock,
             names,
             instances,
+            members,
             links,
             elsewhere,
             prefixes,
@@ -107,6 +116,7 @@ impl Chart {
             slow: Slow::default(),
             conversion: Conversion::Never,
             foresight: None,
+            bus: None,
         }
     }
 
@@ -132,6 +142,13 @@ impl Chart {
             .unwrap_or_default()
     }
 
+    /// Shows what the bus counts among the site's own numbers.
+    #[must_use]
+    pub fn with_bus(mut self, bus: Arc<dyn Bus>) -> Self {
+        self.bus = Some(bus);
+        self
+    }
+
     /// The sites KV can come from.
     pub fn peers(&self) -> impl Iterator<Item = &SiteName> {
         self.links
@@ -142,8 +159,43 @@ impl Chart {
 
     /// Takes a load report of another site's instance, with what that site thinks of it.
     pub fn heard_load(&self, report: &InstanceLoadReport) {
-        if let Some(number) = self.number_of(&report.site, &report.instance) {
-            self.instances[number as usize].heard(report.load, report.standing, self.clock.now());
+        // A site that left lets its last answers finish, and still reports what they cost.
+        let gone = self.topology.site_index(&report.site).and_then(|index| {
+            let member = self.members.get(index.0 as usize)?;
+            Some(member.look(self.clock.now()).state == MemberState::Left)
+        });
+        let number = self.number_of(&report.site, &report.instance);
+        if let Some(number) = number.filter(|_| gone != Some(true)) {
+            self.instances[number as usize].heard(report, self.clock.now());
+        }
+    }
+
+    /// Takes another site's heartbeat.
+    pub fn heard_presence(&self, presence: &SitePresence) {
+        let Some(index) = self.topology.site_index(&presence.site) else {
+            return;
+        };
+        let Some(member) = self.members.get(index.0 as usize).filter(|_| index != self.here) else {
+            return;
+        };
+        let instances = || self.instances.iter().filter(|known| known.site == index);
+        let change = member.heard(presence, self.clock.now());
+        if let Some(lease) = member.lease() {
+            instances().for_each(|known| known.set_lease(lease));
+        }
+        match change {
+            Change::None => {}
+            Change::Started | Change::Left => {
+                tracing::info!(
+                    site = %presence.site, incarnation = presence.incarnation, state = ?presence.state,
+                    "a site was started anew, or left"
+                );
+                instances().for_each(Known::forget);
+            }
+            Change::Straggler => tracing::warn!(
+                site = %presence.site, incarnation = presence.incarnation,
+                "a heartbeat of an earlier start of the site: is the site running twice?"
+            ),
         }
     }
 
@@ -379,8 +431,28 @@ impl Fleet for Chart {
         })
     }
 
+    fn members(&self) -> Vec<Member> {
+        let now = self.clock.now();
+        let here = |index: usize| index == self.here.0 as usize;
+        let member = |(index, attendance): (usize, &Attendance)| match here(index) {
+            true => Member {
+                state: MemberState::Here,
+                incarnation: self.prefixes.incarnation(),
+                age: Some(Duration::ZERO),
+            },
+            false => attendance.look(now),
+        };
+        self.members.iter().enumerate().map(member).collect()
+    }
+
+    fn load_ages(&self) -> Vec<Option<Duration>> {
+        let now = self.clock.now();
+        self.instances.iter().map(|known| known.age(now)).collect()
+    }
+
     fn samples(&self) -> Vec<Sample> {
-        self.slow.samples()
+        let of_bus = self.bus.iter().flat_map(|bus| bus.samples());
+        self.slow.samples().into_iter().chain(of_bus).collect()
     }
 }
 

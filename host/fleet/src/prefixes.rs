@@ -48,7 +48,7 @@ impl<F: Fn(&SiteName, BlockHash) -> bool + Send + Sync> Disclosure for F {
 pub struct Telling {
     /// Known to the fleet's sites only: names on the bus are keyed with what is derived from it.
     pub secret: [u8; 32],
-    /// Drawn at random when the site starts.
+    /// Greater at each start of the site, and never drawn twice.
     pub incarnation: u64,
     /// Who may be told what.
     pub disclosure: Arc<dyn Disclosure>,
@@ -81,6 +81,7 @@ pub enum Told {
 /// What one site knows of prefixes. Instances are numbered as the topology numbers them.
 pub struct Prefixes {
     here: SiteName,
+    incarnation: u64,
     key: SummaryKey,
     index: SharedIndex,
     tellers: BTreeMap<u32, Mutex<Teller>>,
@@ -116,7 +117,13 @@ impl Prefixes {
             readers: readers.collect(),
             ranks: Mutex::default(),
             here: name,
+            incarnation: telling.incarnation,
         }
+    }
+
+    /// Greater at each start of the site.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
     }
 
     /// Takes what the cache of one of the site's own instances did.

@@ -5,10 +5,12 @@ mod authoring;
 mod bench;
 mod compile_worker;
 mod demo;
+mod demo_fleet;
 mod generate;
 mod instance;
 mod kv;
 mod logging;
+mod nats;
 #[cfg(feature = "nixl")]
 mod nixl_worker;
 mod output;
@@ -60,9 +62,20 @@ pub enum Command {
         /// The configuration file (YAML).
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// A site that this process runs, instead of those the file names; may be given several times.
+        #[arg(long = "site", value_name = "NAME")]
+        sites: Vec<String>,
+        /// Folder of the store, instead of the file's: for several processes on one machine.
+        #[arg(long, value_name = "DIR")]
+        data_dir: Option<PathBuf>,
     },
     /// Run two sites and show what Portolan does, step by step.
     Demo(DemoArgs),
+    /// Run three sites as processes of their own, with a NATS server, and show what they do for each other.
+    DemoFleet(DemoFleetArgs),
+    /// Say what a NATS server has to allow.
+    #[command(subcommand)]
+    Nats(NatsCommand),
     /// Compile one component: what a running host starts for itself.
     #[command(hide = true)]
     CompileWorker,
@@ -131,6 +144,33 @@ pub struct DemoArgs {
         value_name = "DIR"
     )]
     pub plugins: PathBuf,
+}
+
+/// Options of `demo-fleet`.
+#[derive(Debug, Args)]
+pub struct DemoFleetArgs {
+    /// Exit after the tour; non-zero if anything in it was not as told.
+    #[arg(long)]
+    pub once: bool,
+    /// The demo model.
+    #[arg(
+        long,
+        env = "PORTOLAN_DEMO_MODEL",
+        default_value = ".models/SmolLM2-135M-Instruct.Q4_1.gguf",
+        value_name = "FILE"
+    )]
+    pub model: PathBuf,
+}
+
+/// `nats` commands.
+#[derive(Debug, Subcommand)]
+pub enum NatsCommand {
+    /// Print the users of a server's configuration: each site, with the subjects that it publishes and reads.
+    Permissions {
+        /// The configuration file (YAML).
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
 }
 
 /// How to reach a running host.
@@ -352,8 +392,14 @@ pub struct GenerateArgs {
 pub fn run(cli: Cli) -> Result<(), Failure> {
     let json = cli.json;
     match cli.command {
-        Command::Serve { config } => serve::run(&config, json),
+        Command::Serve {
+            config,
+            sites,
+            data_dir,
+        } => serve::run(&config, &serve::Here { sites, data_dir }, json),
         Command::Demo(args) => demo::run(&args),
+        Command::DemoFleet(args) => demo_fleet::run(&args),
+        Command::Nats(NatsCommand::Permissions { config }) => nats::permissions(&config, json),
         Command::CompileWorker => compile_worker::run(),
         #[cfg(feature = "nixl")]
         Command::NixlWorker(args) => nixl_worker::run(&args),

@@ -1,6 +1,7 @@
 //! The configuration file: one YAML document, checked before any port is bound.
 
 mod compression;
+mod fleet;
 mod kv;
 mod link;
 mod nixl;
@@ -11,6 +12,7 @@ mod site;
 mod trust;
 
 pub use compression::LinkCompression;
+pub use fleet::{FleetConfig, FleetSecret, NatsSettings, NatsTlsSettings};
 pub use kv::{KvConfig, PrewarmConfig, PublicPrefix, ReplicateConfig, TiersConfig};
 pub use link::{LinkConfig, PathConfig, SimulatedWan};
 pub use nixl::{LinkBackend, NixlSettings};
@@ -22,7 +24,7 @@ pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
 use link::link_spec;
 use portolan_base::kv::KvWindow;
-use portolan_base::{ModelName, TenantName};
+use portolan_base::{ModelName, SiteName, TenantName};
 use portolan_fleet::{Topology, TopologyError};
 use serde::Deserialize;
 use site::site_spec;
@@ -57,8 +59,14 @@ pub struct Config {
     pub user_classes: Vec<String>,
     /// Models and where their files are.
     pub models: Vec<ModelConfig>,
-    /// Sites run by this process.
+    /// All sites of the fleet.
     pub sites: Vec<SiteConfig>,
+    /// Those of them that this process runs; none named: all.
+    #[serde(default)]
+    pub run: Vec<SiteName>,
+    /// What the processes of a fleet share.
+    #[serde(default)]
+    pub fleet: FleetConfig,
     /// Links between them. KV flows along a link from the prefill site to the decode site.
     #[serde(default)]
     pub links: Vec<LinkConfig>,
@@ -153,7 +161,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    fn value(key: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(crate) fn value(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Value {
             key: key.into(),
             problem: problem.into(),
@@ -201,6 +209,7 @@ impl Config {
             .chain(of_sites)
             .chain([&mut self.data_dir])
             .chain(self.policies_dir.as_mut())
+            .chain(self.fleet.paths())
         {
             if path.is_relative() {
                 *path = base.join(&*path);
@@ -227,6 +236,7 @@ impl Config {
         self.check_encryption()?;
         self.check_links()?;
         self.check_nixl()?;
+        self.check_fleet()?;
         self.check_tenants(&topology)?;
         self.check_trust()?;
         self.check_scaling()?;

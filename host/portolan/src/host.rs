@@ -1,5 +1,6 @@
 //! The running host: the sites of one configuration, wired together.
 
+mod bus;
 mod carrier;
 mod parts;
 mod site;
@@ -12,9 +13,9 @@ pub use site::RunningSite;
 use crate::config::{Config, LinkConfig};
 use crate::system::{OsRandom, SystemClock};
 use crate::watch;
+use bus::HostBus;
 use parts::{Shared, derive_secrets};
 use portolan_base::{Clock, Random, SiteName};
-use portolan_fleet::EmbeddedBus;
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
 use portolan_plugin::Compilation;
 use portolan_ports::{PolicyState, PolicyStore, Transport};
@@ -46,8 +47,9 @@ impl Host {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
         let random: Arc<dyn Random> = Arc::new(OsRandom);
         let topology = config.topology()?;
+        let fleet_secret = parts::fleet_secret(&config)?;
         let store = Arc::new(SledStore::open(&config.data_dir, random.as_ref())?);
-        let secrets = derive_secrets(store.platform_secret());
+        let secrets = derive_secrets(store.platform_secret(), fleet_secret);
         parts::record_tenants(&config, store.as_ref(), clock.as_ref())?;
         let state = parts::open_state(&config, &clock)?;
         let loader = parts::host_loader(
@@ -74,13 +76,14 @@ impl Host {
         let restored = desk.restore().map_err(HostError::Policies)?;
         let models = parts::load_models(&config).await?;
         let public = Arc::new(parts::public_prefixes(&config, &models)?);
+        let bus = HostBus::open(&config, &topology, &secrets).await?;
         let shared = Shared {
             topology,
             store,
             state,
             desk: Arc::clone(&desk),
             models,
-            bus: Arc::new(EmbeddedBus::new()),
+            bus,
             clock,
             random,
             secrets,
@@ -89,12 +92,12 @@ impl Host {
             config,
         };
         let mut sites = Vec::new();
-        for site in &shared.config.sites {
+        for site in shared.config.sites_here() {
             sites.push(RunningSite::prepare(site, &shared).await?);
         }
         let mut proxies = BTreeMap::new();
         for link in &shared.config.links {
-            connect(link, &sites, &mut proxies).await?;
+            connect(link, &shared.config, &sites, &mut proxies).await?;
         }
         for site in &mut sites {
             site.wait_until_warm().await;
@@ -159,7 +162,7 @@ impl Host {
         self.sites.push(RunningSite::prepare(config, &self.shared).await?);
         let touches = |link: &&LinkConfig| link.from == config.name || link.to == config.name;
         for link in self.shared.config.links.iter().filter(touches) {
-            connect(link, &self.sites, &mut self.proxies).await?;
+            connect(link, &self.shared.config, &self.sites, &mut self.proxies).await?;
         }
         match self.sites.last_mut() {
             Some(site) => {
@@ -177,6 +180,7 @@ impl Host {
             stopping.spawn(site.stop());
         }
         while stopping.join_next().await.is_some() {}
+        self.shared.bus.close().await;
         // The last change of a policy's state is written before the process ends.
         let state = self.shared.state;
         if let Err(error) = tokio::task::spawn_blocking(move || state.close()).await {
@@ -185,18 +189,27 @@ impl Host {
     }
 }
 
-/// Tells a link's receiving site how to reach the other, through a simulated link where the configuration says so.
+/// Lets a link's receiving site in where KV comes from, and tells it how to reach that one, through a simulated link where
+/// the configuration says so. Each end is set up by the process that runs it.
 async fn connect(
     link: &LinkConfig,
+    config: &Config,
     sites: &[RunningSite],
     proxies: &mut BTreeMap<(SiteName, SiteName), FaultProxy>,
 ) -> Result<(), HostError> {
     let find = |name: &SiteName| sites.iter().find(|site| site.name() == name);
-    let (Some(from), Some(to)) = (find(&link.from), find(&link.to)) else {
+    let from = find(&link.from);
+    if let Some(from) = from {
+        from.transport().admit(link.to.clone(), link.egress());
+    }
+    let elsewhere = config.sites.iter().find(|site| site.name == link.from);
+    let elsewhere = elsewhere.filter(|site| !config.runs(&site.name));
+    let address = from
+        .map(|site| site.transport().address())
+        .or(elsewhere.map(crate::config::SiteConfig::reached_at));
+    let (Some(mut address), Some(to)) = (address, find(&link.to)) else {
         return Ok(());
     };
-    from.transport().admit(link.to.clone(), link.egress());
-    let mut address = from.transport().address();
     if let Some(wan) = link.simulate {
         let proxy = parts::simulate(address, wan).await?;
         address = proxy.address();

@@ -1,11 +1,12 @@
-//! Tells the other sites: load and prefix summaries. Nothing on the bus holds a token id.
+//! Tells the other sites: who is there, load and prefix summaries. Nothing on the bus holds a token id.
 
-use crate::EngineLoad;
 use crate::control::StreamId;
+use crate::{EngineLoad, Sample};
 use portolan_base::{Bytes, Duty, InstanceName, Moment, PatternId, Sequence, SiteName};
 use portolan_decide::Standing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::broadcast;
 
 /// An instance's load at a moment.
@@ -90,10 +91,42 @@ pub struct AppliedReport {
     pub bytes: Bytes,
 }
 
+/// How long a site that says nothing is taken to be there: ten heartbeats.
+pub const PRESENCE_LEASE: Duration = Duration::from_secs(5);
+
+/// What a site says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SiteState {
+    /// It serves.
+    Up,
+    /// It finishes what it has and takes nothing more.
+    Draining,
+    /// It ends in order: its lease is over with this message.
+    Left,
+}
+
+/// A site's heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SitePresence {
+    /// Which.
+    pub site: SiteName,
+    /// Greater at each start of the site.
+    pub incarnation: u64,
+    /// Numbers its heartbeats from 0.
+    pub sequence: u64,
+    /// What it does.
+    pub state: SiteState,
+    /// How long this is good for, in ms, counted from when it is heard.
+    pub lease_ms: u64,
+}
+
 /// What sites tell each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum BusMessage {
+    /// A site is there.
+    Presence(SitePresence),
     /// An instance's load.
     Load(InstanceLoadReport),
     /// What an instance holds.
@@ -106,11 +139,41 @@ pub enum BusMessage {
     Applied(AppliedReport),
 }
 
-/// Publishes to every subscriber, the publisher's own included. A subscriber that falls behind is told so by its
-/// receiver and misses messages; it never slows the publisher.
+impl BusMessage {
+    /// The site that says it.
+    pub fn from(&self) -> &SiteName {
+        match self {
+            Self::Presence(presence) => &presence.site,
+            Self::Load(report) => &report.site,
+            Self::Prefixes(told) => &told.from,
+            Self::SnapshotWanted(request) => &request.by,
+            Self::Visits(visits) => &visits.from,
+            Self::Applied(report) => &report.site,
+        }
+    }
+
+    /// The one site it is for; none: whoever routes to the one that says it.
+    pub fn receiver(&self) -> Option<&SiteName> {
+        match self {
+            Self::Presence(_) | Self::Load(_) | Self::Applied(_) => None,
+            Self::Visits(visits) => Some(&visits.to),
+            Self::Prefixes(told) => Some(&told.to),
+            Self::SnapshotWanted(request) => Some(&request.of),
+        }
+    }
+}
+
+/// Publishes to every subscriber that may read it, the publisher's own process included. Messages of one site about
+/// itself come in the order in which it published them, and so do its summaries to one receiver. A message may be lost:
+/// whatever matters is numbered or said again. A subscriber that falls behind is told so by its receiver and misses
+/// messages; it never slows the publisher.
 pub trait Bus: Send + Sync {
     /// Tells everyone.
     fn publish(&self, message: BusMessage);
     /// Hears everything published from now on.
     fn subscribe(&self) -> broadcast::Receiver<BusMessage>;
+    /// Numbers of its own for the metrics page.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
+    }
 }

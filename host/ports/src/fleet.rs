@@ -6,6 +6,7 @@ use portolan_decide::{FleetView, InstanceIndex, Likely, Route, SiteIndex};
 use portolan_policy::NameTables;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// How work on an instance or over a link ended, for its breaker. Being full and the client's own errors are neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,48 @@ pub enum Service {
     Open,
     /// It finishes what it has and is given nothing more: on its way out, or to be worked on.
     Draining,
+}
+
+/// A site as another one knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// The site that is asked.
+    Here,
+    /// It has not been heard of.
+    Unheard,
+    /// It serves.
+    Up,
+    /// It finishes what it has and takes nothing more.
+    Draining,
+    /// It ended in order.
+    Left,
+    /// It said nothing for longer than its lease.
+    Silent,
+}
+
+impl MemberState {
+    /// Its name in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Here => "here",
+            Self::Unheard => "unheard",
+            Self::Up => "up",
+            Self::Draining => "draining",
+            Self::Left => "left",
+            Self::Silent => "silent",
+        }
+    }
+}
+
+/// What one site knows of another's being there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Whether it is.
+    pub state: MemberState,
+    /// Since when: greater at each of its starts; 0 where it was never heard of.
+    pub incarnation: u64,
+    /// How long ago it was heard of.
+    pub age: Option<Duration>,
 }
 
 /// An instance that a site does not have.
@@ -133,6 +176,17 @@ pub trait Fleet: Send + Sync {
     /// Says that a request was served here, and learns what is thought to come next. Nothing, where nobody watches.
     fn visited(&self, _visit: &Visit<'_>) -> Forecast {
         Forecast::default()
+    }
+
+    /// Which sites are there, by site index.
+    fn members(&self) -> Vec<Member> {
+        Vec::new()
+    }
+
+    /// How old the load of each instance is, by instance index: none where it was never heard, zero for this site's own,
+    /// whose load is read as it is.
+    fn load_ages(&self) -> Vec<Option<Duration>> {
+        Vec::new()
     }
 
     /// Numbers of its own for the metrics page.

@@ -30,7 +30,10 @@ pub mod transport_fake;
 pub mod uploads;
 pub mod validity;
 
-pub use bus::{AppliedReport, Bus, BusMessage, InstanceLoadReport, PrefixSummary, SnapshotRequest, Visits};
+pub use bus::{
+    AppliedReport, Bus, BusMessage, InstanceLoadReport, PRESENCE_LEASE, PrefixSummary, SitePresence, SiteState,
+    SnapshotRequest, Visits,
+};
 pub use control::{
     Beat, ControlEntries, ControlEntry, ControlError, ControlEvent, ControlStream, Cursor, Invalidated,
     Invalidation, Running, StreamId,
@@ -41,7 +44,7 @@ pub use engine::{
     HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
-pub use fleet::{Claim, Fleet, Forecast, InstanceOutcome, NoSuchInstance, OnTheWay, Service, Visit};
+pub use fleet::{Claim, Fleet, Forecast, InstanceOutcome, Member, MemberState, NoSuchInstance, OnTheWay, Service, Visit};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};

@@ -23,6 +23,11 @@ impl fmt::Debug for PlatformSecret {
 }
 
 impl PlatformSecret {
+    /// A secret that several installations share, kept elsewhere.
+    pub fn shared(secret: [u8; SECRET_BYTES]) -> Self {
+        Self(secret)
+    }
+
     /// A key for one purpose, named by a `context` that is a constant of the code, such as
     /// `portolan 2026 tenant cache keys`. Keys of different contexts tell nothing about each other or the secret.
     pub fn derive(&self, context: &str) -> [u8; SECRET_BYTES] {

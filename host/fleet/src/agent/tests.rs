@@ -1,5 +1,7 @@
 //! Two agents on one bus: what one site's engine computes the other finds, and the bus shows neither tokens nor hashes.
 
+mod over_any_bus;
+
 use super::*;
 use crate::{EmbeddedBus, InstanceSpec, LinkSpec, SiteSpec, Telling, Topology};
 use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
@@ -8,7 +10,8 @@ use portolan_base::{
 };
 use portolan_decide::SiteIndex;
 use portolan_ports::{
-    Cancel, EngineDescription, FakeEngine, Fleet, NoLinks, PrefillJob, Retention, SnapshotRequest,
+    Cancel, EngineDescription, FakeEngine, Fleet, NoLinks, PRESENCE_LEASE, PrefillJob, Retention,
+    SnapshotRequest,
 };
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -83,10 +86,15 @@ fn topology() -> Topology {
 struct Site {
     chart: Arc<Chart>,
     engine: Arc<dyn Engine>,
+    farewell: Farewell,
     _tasks: JoinSet<()>,
 }
 
 fn start(bus: &Arc<dyn Bus>, site: &str, incarnation: u64) -> Site {
+    start_with(bus, site, incarnation, PRESENCE_LEASE)
+}
+
+fn start_with(bus: &Arc<dyn Bus>, site: &str, incarnation: u64, lease: Duration) -> Site {
     let topology = topology();
     let clock: Arc<dyn Clock> = Arc::new(Running(Instant::now()));
     let engine = engine();
@@ -107,10 +115,12 @@ fn start(bus: &Arc<dyn Bus>, site: &str, incarnation: u64) -> Site {
         bus: Arc::clone(bus),
         transport: Arc::new(NoLinks),
         clock,
+        lease,
     };
     Site {
         chart,
         engine,
+        farewell: agent.farewell(),
         _tasks: agent.start(),
     }
 }

@@ -4,12 +4,15 @@ use crate::topology::InstanceSpec;
 use parking_lot::Mutex;
 use portolan_base::{Duty, InstanceName, Moment};
 use portolan_decide::{Breaker, BreakerConfig, Comeback, SiteIndex, Standing};
-use portolan_ports::{Engine, EngineLoad, InstanceOutcome, OnTheWay, Service};
+use portolan_ports::{
+    Engine, EngineLoad, InstanceLoadReport, InstanceOutcome, OnTheWay, PRESENCE_LEASE, Service,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Load reports older than this are taken for an instance that is gone: ten missed reports.
-pub(super) const LOAD_EXPIRES: Duration = Duration::from_secs(5);
+/// Load reports older than this are taken for an instance that is gone, unless its site gave itself another lease: ten
+/// missed reports.
+pub(super) const LOAD_EXPIRES: Duration = PRESENCE_LEASE;
 
 /// What is known of one instance.
 pub(super) struct Known {
@@ -25,6 +28,8 @@ pub(super) struct Known {
 
 struct State {
     reported: Option<Reported>,
+    /// How long a report is good for.
+    lease: Duration,
     breaker: Breaker,
     comeback: Comeback,
     /// Set for this site's own only.
@@ -36,6 +41,9 @@ struct State {
 struct Reported {
     load: EngineLoad,
     standing: Standing,
+    /// When its site measured it, by that site's clock.
+    measured: Moment,
+    /// When it was heard, by this site's.
     at: Moment,
 }
 
@@ -49,6 +57,7 @@ impl Known {
             engine,
             state: Mutex::new(State {
                 reported: None,
+                lease: LOAD_EXPIRES,
                 breaker: Breaker::new(BreakerConfig::default()),
                 comeback: Comeback::default(),
                 service: Service::Open,
@@ -67,9 +76,36 @@ impl Known {
         *self.duty.lock() = duty;
     }
 
-    /// Takes a report of another site.
-    pub(super) fn heard(&self, load: EngineLoad, standing: Standing, at: Moment) {
-        self.state.lock().reported = Some(Reported { load, standing, at });
+    /// Takes a report of another site. One that comes late or twice is older than what is known, and says nothing.
+    pub(super) fn heard(&self, report: &InstanceLoadReport, now: Moment) {
+        let mut state = self.state.lock();
+        if state.reported.is_some_and(|known| report.at < known.measured) {
+            return;
+        }
+        state.reported = Some(Reported {
+            load: report.load,
+            standing: report.standing,
+            measured: report.at,
+            at: now,
+        });
+    }
+
+    /// Its site left or was started anew: what it said before is void.
+    pub(super) fn forget(&self) {
+        self.state.lock().reported = None;
+    }
+
+    /// How long a report of it is good for.
+    pub(super) fn set_lease(&self, lease: Duration) {
+        self.state.lock().lease = lease;
+    }
+
+    /// How old its load is.
+    pub(super) fn age(&self, now: Moment) -> Option<Duration> {
+        match &self.engine {
+            Some(_) => Some(Duration::ZERO),
+            None => self.state.lock().reported.map(|reported| now.since(reported.at)),
+        }
     }
 
     /// Its load, and whether it may be given work.
@@ -77,7 +113,7 @@ impl Known {
         let mut state = self.state.lock();
         let (load, standing) = match (&self.engine, state.reported) {
             (Some(engine), _) => (engine.load(), state.own_standing()),
-            (None, Some(reported)) if now.since(reported.at) < LOAD_EXPIRES => {
+            (None, Some(reported)) if now.since(reported.at) < state.lease => {
                 (self.with_the_way(reported.load), reported.standing)
             }
             // Without a report nothing is known of its speed, and a speed of zero would win every comparison.

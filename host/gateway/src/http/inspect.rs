@@ -11,9 +11,10 @@ use axum::http::HeaderMap;
 use portolan_base::{Moment, RequestId};
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
 use portolan_policy::NameTables;
-use portolan_ports::{AuditRecord, Principal, QuarantinedSet};
+use portolan_ports::{AuditRecord, Member, Principal, QuarantinedSet};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Entries of a list when the client names no number: one screen.
 const LIST_DEFAULT: usize = 20;
@@ -195,6 +196,19 @@ struct SiteBody {
     name: String,
     region: String,
     jurisdiction: String,
+    #[serde(flatten)]
+    presence: Option<PresenceBody>,
+}
+
+/// Whether a site is there, as this one knows it.
+#[derive(Debug, Serialize)]
+struct PresenceBody {
+    /// `here`, `up`, `draining`, `left`, `silent` or `unheard`.
+    state: &'static str,
+    /// Greater at each of its starts. As text: JSON numbers end at 2^53.
+    incarnation: String,
+    /// How long ago it was heard of.
+    heard_ms_ago: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -216,6 +230,9 @@ struct InstanceBody {
     prefill_ns_per_token: u64,
     decode_step_us: u32,
     price_micros_per_kilotoken: u32,
+    /// How old its load is; none where it was never heard.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_age_ms: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -240,14 +257,17 @@ pub(super) async fn fleet(
 ) -> Result<Json<FleetBody>, RequestError> {
     auth::operator(&site, &headers)?;
     let (view, names) = (site.parts.fleet.view(), site.parts.fleet.names());
+    let (members, ages) = (site.parts.fleet.members(), site.parts.fleet.load_ages());
     let sites = (0..)
         .zip(&view.sites)
-        .map(|(i, s)| site_body(i, s, &names))
+        .map(|(i, s)| site_body(s, (i, members.get(i)), &names))
         .collect();
-    let instances = view
-        .instances
-        .iter()
-        .map(|instance| instance_body(instance, &view, &names))
+    let instances = (0..)
+        .zip(&view.instances)
+        .map(|(i, instance)| InstanceBody {
+            load_age_ms: ages.get(i).copied().flatten().map(millis),
+            ..instance_body(instance, &view, &names)
+        })
         .collect();
     let links = view
         .links
@@ -263,7 +283,7 @@ pub(super) async fn fleet(
     }))
 }
 
-fn site_body(index: usize, site: &SiteView, names: &NameTables) -> SiteBody {
+fn site_body(site: &SiteView, (index, member): (usize, Option<&Member>), names: &NameTables) -> SiteBody {
     SiteBody {
         name: site.name.to_string(),
         region: names
@@ -272,7 +292,16 @@ fn site_body(index: usize, site: &SiteView, names: &NameTables) -> SiteBody {
             .map(|entry| entry.region.clone())
             .unwrap_or_default(),
         jurisdiction: named(&names.jurisdictions, site.jurisdiction),
+        presence: member.map(|member| PresenceBody {
+            state: member.state.as_str(),
+            incarnation: member.incarnation.to_string(),
+            heard_ms_ago: member.age.map(millis),
+        }),
     }
+}
+
+fn millis(age: Duration) -> u64 {
+    u64::try_from(age.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn instance_body(instance: &InstanceView, view: &FleetView, names: &NameTables) -> InstanceBody {
@@ -293,6 +322,7 @@ fn instance_body(instance: &InstanceView, view: &FleetView, names: &NameTables) 
         prefill_ns_per_token: instance.prefill_ns_per_token,
         decode_step_us: instance.decode_step_us,
         price_micros_per_kilotoken: instance.price_micros_per_kilotoken,
+        load_age_ms: None,
     }
 }
 

@@ -1,8 +1,9 @@
 //! `portolan demo`: two sites, two tenants, and a tour that checks what it tells.
 
+pub(super) mod narrator;
 mod scenes;
 mod stage_play;
-mod texts;
+pub(super) mod texts;
 
 use super::DemoArgs;
 use super::logging::{self, LogFormat};
@@ -53,7 +54,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
     }
 }
 
-fn need(path: &Path, what: &str, help: &str) -> Result<(), Failure> {
+pub(super) fn need(path: &Path, what: &str, help: &str) -> Result<(), Failure> {
     let found = path.exists().then_some(());
     found.ok_or_else(|| Failure::new(format!("{what} is not at {}; {help}", path.display())))
 }

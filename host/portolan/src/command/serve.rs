@@ -2,18 +2,48 @@
 
 use super::logging::{self, LogFormat};
 use super::output::{self, Failure, line};
-use crate::config::Config;
+use crate::config::{Config, FleetSecret};
 use crate::host::Host;
+use portolan_base::SiteName;
 use portolan_plugin::Compilation;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub(super) fn run(file: &Path, json: bool) -> Result<(), Failure> {
-    serve(file, json).map_err(|failure| failure.as_json(json))
+/// Holds the secret that the sites of a fleet share, where it does not come from a file.
+const SECRET: &str = "PORTOLAN_FLEET_SECRET";
+
+/// What is particular to this process of all that share the file.
+pub(super) struct Here {
+    /// The sites it runs; none named: those the file names.
+    pub(super) sites: Vec<String>,
+    /// Folder of its store, instead of the file's.
+    pub(super) data_dir: Option<PathBuf>,
 }
 
-fn serve(file: &Path, json: bool) -> Result<(), Failure> {
-    let config = Config::read(file).map_err(Failure::new)?;
+pub(super) fn run(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
+    serve(file, here, json).map_err(|failure| failure.as_json(json))
+}
+
+impl Here {
+    /// The file as this process takes it.
+    fn apply(&self, mut config: Config) -> Result<Config, Failure> {
+        if let Some(folder) = &self.data_dir {
+            config.data_dir.clone_from(folder);
+        }
+        if let Ok(secret) = std::env::var(SECRET) {
+            config.fleet.secret = Some(FleetSecret::parse(&secret, SECRET).map_err(Failure::new)?);
+        }
+        if self.sites.is_empty() {
+            return Ok(config);
+        }
+        let sites = self.sites.iter().map(|site| SiteName::new(site));
+        let sites = sites.collect::<Result<Vec<_>, _>>().map_err(Failure::new)?;
+        config.running(sites).map_err(Failure::new)
+    }
+}
+
+fn serve(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
+    let config = here.apply(Config::read(file).map_err(Failure::new)?)?;
     logging::start("info", if json { LogFormat::Json } else { LogFormat::Text })?;
     let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;

@@ -165,27 +165,38 @@ fn said_of_audit(body: &Value) -> Vec<String> {
     out
 }
 
+/// How old a fact of another site is; nothing for this site's own, which are as they are.
+fn age(ms: &Value) -> String {
+    match ms.as_u64() {
+        Some(ms) if ms > 0 => format!(", {ms} ms ago"),
+        _ => String::new(),
+    }
+}
+
 fn said_of_fleet(body: &Value) -> Vec<String> {
     let list = |key: &str| body[key].as_array().cloned().unwrap_or_default();
     let mut out = Vec::new();
     for site in list("sites") {
         out.push(format!(
-            "site      {:<16} {} {}",
+            "site      {:<16} {} {} {}{}",
             text(&site, "name"),
             text(&site, "jurisdiction"),
-            text(&site, "region")
+            text(&site, "region"),
+            text(&site, "state"),
+            age(&site["heard_ms_ago"])
         ));
     }
     for instance in list("instances") {
         out.push(format!(
-            "instance  {:<24} {:<8} {:<24} {}, {} waiting, {} decoding, KV {} ‰ used",
+            "instance  {:<24} {:<8} {:<24} {}, {} waiting, {} decoding, KV {} ‰ used{}",
             format!("{}/{}", text(&instance, "site"), text(&instance, "name")),
             text(&instance, "role"),
             text(&instance, "model"),
             text(&instance, "standing").replace('_', " "),
             instance["prefill_queued_requests"],
             instance["decode_running"],
-            instance["kv_used_permille"]
+            instance["kv_used_permille"],
+            age(&instance["load_age_ms"])
         ));
     }
     for link in list("links") {

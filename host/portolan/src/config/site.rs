@@ -25,6 +25,9 @@ pub struct SiteConfig {
     /// Where other sites connect for KV; port 0 takes any free one.
     #[serde(default = "any_port")]
     pub transport: SocketAddr,
+    /// Where other processes reach it for KV, where that is not `transport`.
+    #[serde(default)]
+    pub advertise: Option<SocketAddr>,
     /// Certificate, key and authority for KV between sites; none: KV crosses unencrypted.
     #[serde(default)]
     pub tls: Option<TlsConfig>,

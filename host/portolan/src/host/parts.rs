@@ -1,6 +1,9 @@
 //! What the sites of a host share, and how each piece is made.
 
-use crate::config::{Config, ConfigError, OperatorKey, PublicPrefix, RuntimeQuotas, SimulatedWan};
+use super::bus::HostBus;
+use crate::config::{
+    Config, ConfigError, FleetSecret, OperatorKey, PublicPrefix, RuntimeQuotas, SimulatedWan,
+};
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
 use portolan_engine::{LoadError, LoadedModel, load_model};
 use portolan_fleet::{Topology, TopologyError};
@@ -9,7 +12,7 @@ use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
 use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
-    Bus, ChatMessage, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota,
+    ChatMessage, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota,
     StoreError, TenantRecord, TextError, TextModel,
 };
 use portolan_store::{PlatformSecret, SledState, SledStore};
@@ -88,6 +91,9 @@ pub enum HostError {
         /// Why.
         source: portolan_transport::TlsError,
     },
+    /// The bus cannot be used as it is configured.
+    #[error(transparent)]
+    Bus(#[from] portolan_fleet::NatsError),
     /// The policies folder cannot be watched.
     #[error("the policies folder cannot be watched: {0}")]
     Watch(crate::watch::WatchError),
@@ -104,6 +110,7 @@ pub(super) struct Secrets {
     pub(super) files: [u8; 32],
     pub(super) cluster: ClusterSecret,
     pub(super) summaries: [u8; 32],
+    pub(super) bus: [u8; 32],
 }
 
 /// What every site of the process uses.
@@ -113,7 +120,7 @@ pub(super) struct Shared {
     pub(super) state: Arc<SledState>,
     pub(super) desk: Arc<PolicyDesk>,
     pub(super) models: BTreeMap<ModelName, Model>,
-    pub(super) bus: Arc<dyn Bus>,
+    pub(super) bus: HostBus,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) random: Arc<dyn Random>,
     pub(super) secrets: Secrets,
@@ -129,14 +136,31 @@ pub(super) struct Model {
     pub(super) version: u64,
 }
 
-pub(super) fn derive_secrets(secret: &PlatformSecret) -> Secrets {
+/// What stays on this machine is derived from the store's own secret; what sites have to agree on from the fleet's, where
+/// there is one.
+pub(super) fn derive_secrets(own: &PlatformSecret, fleet: Option<FleetSecret>) -> Secrets {
+    let fleet = fleet.map(|secret| PlatformSecret::shared(secret.bytes()));
+    let shared = fleet.as_ref().unwrap_or(own);
     Secrets {
-        caches: secret.derive("portolan tenant cache keys"),
-        artefacts: secret.derive("portolan compiled artefacts"),
-        files: secret.derive("portolan kv files"),
-        cluster: ClusterSecret::from_bytes(secret.derive("portolan transport")),
-        summaries: secret.derive("portolan prefix summaries"),
+        caches: shared.derive("portolan tenant cache keys"),
+        artefacts: own.derive("portolan compiled artefacts"),
+        files: own.derive("portolan kv files"),
+        cluster: ClusterSecret::from_bytes(shared.derive("portolan transport")),
+        summaries: shared.derive("portolan prefix summaries"),
+        bus: shared.derive("portolan bus"),
     }
+}
+
+/// The secret that the fleet's sites share.
+pub(super) fn fleet_secret(config: &Config) -> Result<Option<FleetSecret>, ConfigError> {
+    let secret = config.fleet.secret()?;
+    if secret.is_none() && config.sites_here().count() < config.sites.len() {
+        return Err(ConfigError::value(
+            "fleet.secret_file",
+            "sites of other processes have to share a secret with these: name its file, or set PORTOLAN_FLEET_SECRET",
+        ));
+    }
+    Ok(secret)
 }
 
 /// The policy runtime of a tool: the default limits, state that ends with the process, and compiling in this process.
@@ -262,10 +286,15 @@ pub(super) fn finish_restoring(desk: &Arc<PolicyDesk>, pending: Vec<PolicySlot>)
         .map_err(|error| HostError::Broken(error.to_string()))
 }
 
-/// Loads every model, each once however many instances share it.
+/// Loads every model that a site of this process serves, each once however many instances share it. A host that runs
+/// all sites loads all models, so that a mistake in one shows at once.
 pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, Model>, HostError> {
     let mut models = BTreeMap::new();
-    for model in config.models.clone() {
+    let served = |model: &ModelName| {
+        let mut instances = config.sites_here().flat_map(|site| &site.instances);
+        config.run.is_empty() || instances.any(|instance| instance.model == *model)
+    };
+    for model in config.models.iter().filter(|model| served(&model.name)).cloned() {
         let (name, version) = (model.name.clone(), model.version);
         let load = move || -> Result<LoadedModel, HostError> {
             let loaded = load_model(&model.path).map_err(|source| HostError::Model {

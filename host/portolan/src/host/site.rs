@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
 use portolan_engine::{InstanceConfig, NativeInstance, Surroundings};
 use portolan_fleet::warm_up::until_warm;
-use portolan_fleet::{Agent, Chart, Telling};
+use portolan_fleet::{Agent, Chart, Farewell, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
@@ -48,6 +48,7 @@ pub struct RunningSite {
     /// Instances that are being warmed up.
     warming: Vec<(InstanceName, JoinSet<()>)>,
     tasks: JoinSet<()>,
+    farewell: Option<Farewell>,
     /// Ends when the last client is served after `stop`.
     serving: Option<JoinHandle<()>>,
     stop: Arc<Notify>,
@@ -89,6 +90,7 @@ impl RunningSite {
             renewal,
             warming,
             tasks: JoinSet::new(),
+            farewell: None,
             serving: None,
             stop: Arc::new(Notify::new()),
         })
@@ -100,10 +102,11 @@ impl RunningSite {
         let index =
             index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
         let clock = Arc::clone(&shared.clock);
-        let telling = Telling::everything(shared.secrets.summaries, shared.random.next_u64());
+        let telling = Telling::everything(shared.secrets.summaries, incarnation(shared));
         let topology = shared.topology.clone();
         let chart = Chart::new(topology, index, &self.engines, clock, &telling)
-            .with_conversion(shared.config.scaling.conversion());
+            .with_conversion(shared.config.scaling.conversion())
+            .with_bus(shared.bus.as_port());
         let chart = match shared.config.kv.prewarm {
             Some(_) => chart.with_foresight(&shared.secrets.summaries),
             None => chart,
@@ -113,10 +116,12 @@ impl RunningSite {
             site: self.name.clone(),
             chart: Arc::clone(&chart),
             engines: self.engines.clone(),
-            bus: Arc::clone(&shared.bus),
+            bus: shared.bus.as_port(),
             transport: as_port(&self.transport),
             clock: Arc::clone(&shared.clock),
+            lease: shared.config.fleet.lease(),
         };
+        self.farewell = Some(agent.farewell());
         self.tasks = agent.start();
         self.serve_when_warm(&chart);
         let scaling = shared.config.scaling.clone();
@@ -211,6 +216,9 @@ impl RunningSite {
     /// the disk tier, both together for at most [`DRAIN`], then closes links and engines.
     pub async fn stop(mut self) {
         self.stop.notify_one();
+        if let Some(farewell) = self.farewell.take() {
+            farewell.say();
+        }
         let until = Instant::now() + DRAIN;
         if let Some(serving) = self.serving.take()
             && tokio::time::timeout(DRAIN, serving).await.is_err()
@@ -303,6 +311,11 @@ async fn start_engines(
         engines.insert(instance.name.clone(), Arc::new(engine));
     }
     Ok(engines)
+}
+
+/// Greater at each start, as long as the clock goes on; drawn by chance beyond the millisecond.
+fn incarnation(shared: &Shared) -> u64 {
+    (shared.clock.now().millis() << 20) | (shared.random.next_u64() >> 44)
 }
 
 fn transport_config(config: &SiteConfig, shared: &Shared) -> TransportConfig {

@@ -1,5 +1,6 @@
 //! The means of the tour: asking, showing, checking.
 
+use super::narrator::Narrator;
 use crate::client::Client;
 use crate::command::output::{Failure, line};
 use crate::command::request::{short, timeline};
@@ -7,7 +8,7 @@ use crate::host::Host;
 use portolan_base::Bytes;
 use portolan_decide::PathRecord;
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,10 +26,7 @@ pub(super) struct Tour<'a> {
     pub(super) runtime: Arc<Runtime>,
     server: String,
     plugins: PathBuf,
-    color: bool,
-    scene: u32,
-    kept: u32,
-    unkept: u32,
+    narrator: Narrator,
 }
 
 /// What one question came to.
@@ -51,51 +49,31 @@ impl<'a> Tour<'a> {
     pub(super) fn new(host: &'a mut Host, runtime: Arc<Runtime>, plugins: PathBuf) -> Result<Self, Failure> {
         let server = host.sites().first().map(|site| format!("http://{}", site.http()));
         let server = server.ok_or_else(|| Failure::new("the demo's configuration has no site"))?;
-        let color = std::io::stdout().is_terminal();
         Ok(Self {
             host,
             runtime,
             server,
             plugins,
-            color,
-            scene: 0,
-            kept: 0,
-            unkept: 0,
+            narrator: Narrator::new(),
         })
     }
 
     /// Ends the tour; how many things were not as told.
     pub(super) fn close(self) -> u32 {
-        line("");
-        line(match self.unkept {
-            0 => self.green(&format!(
-                "All {} things the tour told were checked and are true.",
-                self.kept
-            )),
-            n => self.red(&format!("{n} of {} things were not as told.", self.kept + n)),
-        });
-        self.unkept
+        self.narrator.close()
     }
 
     pub(super) fn scene(&mut self, title: &str) {
-        self.scene += 1;
-        line("");
-        line(self.bold(&format!("{}. {title}", self.scene)));
+        self.narrator.scene(title);
     }
 
     pub(super) fn tell(&self, text: &str) {
-        line(format!("   {text}"));
+        self.narrator.tell(text);
     }
 
     /// Says that something is so, and checks it.
     pub(super) fn check(&mut self, what: &str, holds: bool) {
-        if holds {
-            self.kept += 1;
-            line(format!("   {} {what}", self.green("✓")));
-        } else {
-            self.unkept += 1;
-            line(format!("   {} {what}", self.red("✗ NOT SO:")));
-        }
+        self.narrator.check(what, holds);
     }
 
     pub(super) fn client(&self, key: &str) -> Client {
@@ -241,28 +219,8 @@ impl<'a> Tour<'a> {
         }
     }
 
-    fn bold(&self, text: &str) -> String {
-        self.paint("1", text)
-    }
-
     fn dim(&self, text: &str) -> String {
-        self.paint("2", text)
-    }
-
-    fn green(&self, text: &str) -> String {
-        self.paint("32", text)
-    }
-
-    fn red(&self, text: &str) -> String {
-        self.paint("31;1", text)
-    }
-
-    fn paint(&self, code: &str, text: &str) -> String {
-        if self.color {
-            format!("\u{1b}[{code}m{text}\u{1b}[0m")
-        } else {
-            text.to_owned()
-        }
+        self.narrator.dim(text)
     }
 }
 

@@ -1,0 +1,47 @@
+//! The bus of the host's sites: in this process, or over NATS where sites run elsewhere.
+
+use super::parts::{HostError, Secrets};
+use crate::config::Config;
+use portolan_base::SiteName;
+use portolan_fleet::{EmbeddedBus, NatsBus, Topology};
+use portolan_ports::Bus;
+use std::sync::Arc;
+
+/// What carries facts between sites.
+#[derive(Clone)]
+pub(super) enum HostBus {
+    /// All sites are in this process.
+    Embedded(Arc<EmbeddedBus>),
+    /// Some are not.
+    Nats(Arc<NatsBus>),
+}
+
+impl HostBus {
+    pub(super) async fn open(
+        config: &Config,
+        topology: &Topology,
+        secrets: &Secrets,
+    ) -> Result<Self, HostError> {
+        let Some(nats) = config.bus()? else {
+            return Ok(Self::Embedded(Arc::new(EmbeddedBus::new())));
+        };
+        let here: Vec<SiteName> = config.sites_here().map(|site| site.name.clone()).collect();
+        let bus = NatsBus::connect(&nats, topology, &here, &secrets.bus).await?;
+        Ok(Self::Nats(Arc::new(bus)))
+    }
+
+    /// As sites see it.
+    pub(super) fn as_port(&self) -> Arc<dyn Bus> {
+        match self {
+            Self::Embedded(bus) => Arc::clone(bus) as Arc<dyn Bus>,
+            Self::Nats(bus) => Arc::clone(bus) as Arc<dyn Bus>,
+        }
+    }
+
+    /// Sends the last words of the sites.
+    pub(super) async fn close(&self) {
+        if let Self::Nats(bus) = self {
+            bus.close().await;
+        }
+    }
+}
