@@ -117,7 +117,7 @@ fn what_may_not_go_there_is_neither_sent_nor_told() {
     turn(
         &world,
         "paris",
-        9,
+        6,
         &json!({"session": "talk", "jurisdiction": "eu"}),
     );
     std::thread::sleep(std::time::Duration::from_millis(800));

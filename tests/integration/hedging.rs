@@ -13,8 +13,8 @@ const SLOWER_THAN_SAID: Link = Link {
 fn world(link: Link, hedge: Option<u32>) -> World {
     World::start_changed(&oracle_folder("tiny-qwen3"), link, |config: &mut Config| {
         config.timeouts.hedge_factor = hedge;
-        // A fifth of this is the shortest wait before a hedge; what is slow is not given up.
-        config.timeouts.remote_prefill_ms = 500;
+        // A fiftieth of this is the shortest wait before a hedge; what is slow is not given up.
+        config.timeouts.remote_prefill_ms = 10_000;
         config.timeouts.longest_ms = 60_000;
         config.timeouts.factor = 50;
         let instances = config.sites.iter_mut().flat_map(|site| &mut site.instances);

@@ -24,8 +24,8 @@ use portolan_decide::{
 use portolan_planner::SeenRequest;
 use portolan_policy::NameTables;
 use portolan_ports::{
-    Bus, Claim, Engine, Fleet, Forecast, InstanceLoadReport, InstanceOutcome, LinkReading, Member, MemberState,
-    NoSuchInstance, Sample, Service, SitePresence, Visit, Visits,
+    Bus, Claim, Engine, Fleet, Forecast, InstanceLoadReport, InstanceOutcome, LinkReading, Member,
+    MemberState, NoSuchInstance, Sample, Service, SitePresence, Visit, Visits,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -31,8 +31,8 @@ pub mod uploads;
 pub mod validity;
 
 pub use bus::{
-    AppliedReport, Bus, BusMessage, InstanceLoadReport, PRESENCE_LEASE, PrefixSummary, SitePresence, SiteState,
-    SnapshotRequest, Visits,
+    AppliedReport, Bus, BusMessage, InstanceLoadReport, PRESENCE_LEASE, PrefixSummary, SitePresence,
+    SiteState, SnapshotRequest, Visits,
 };
 pub use control::{
     Beat, ControlEntries, ControlEntry, ControlError, ControlEvent, ControlStream, Cursor, Invalidated,
@@ -44,7 +44,9 @@ pub use engine::{
     HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
-pub use fleet::{Claim, Fleet, Forecast, InstanceOutcome, Member, MemberState, NoSuchInstance, OnTheWay, Service, Visit};
+pub use fleet::{
+    Claim, Fleet, Forecast, InstanceOutcome, Member, MemberState, NoSuchInstance, OnTheWay, Service, Visit,
+};
 pub use fleet_fake::FakeFleet;
 pub use kvset::{KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};

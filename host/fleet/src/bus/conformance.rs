@@ -5,10 +5,11 @@
 use super::EmbeddedBus;
 use crate::nats::{NatsBus, NatsConfig, NatsLogin, NatsServer, NatsServerError};
 use crate::{SiteSpec, Topology};
-use portolan_base::{InstanceName, Moment, SiteName};
+use portolan_base::{Bytes, InstanceName, Moment, PatternId, Sequence, SiteName};
 use portolan_decide::Standing;
 use portolan_ports::{
-    Bus, BusMessage, EngineLoad, InstanceLoadReport, PrefixSummary, SitePresence, SiteState, SnapshotRequest,
+    AppliedReport, Bus, BusMessage, EngineLoad, InstanceLoadReport, PrefixSummary, SitePresence, SiteState,
+    SnapshotRequest, StreamId, Visits,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,6 +151,27 @@ fn wanted(by: &str, of: &str) -> BusMessage {
     })
 }
 
+fn visits(from: &str, to: &str) -> BusMessage {
+    BusMessage::Visits(Visits {
+        from: name(from),
+        to: name(to),
+        patterns: vec![PatternId(7), PatternId(u64::MAX)],
+    })
+}
+
+fn applied(site: &str) -> BusMessage {
+    BusMessage::Applied(AppliedReport {
+        site: name(site),
+        incarnation: 1,
+        stream: StreamId("a".into()),
+        sequence: Sequence(9),
+        received_at: Moment(5),
+        applied_at: Moment(6),
+        blocks: 2,
+        bytes: Bytes(4096),
+    })
+}
+
 /// What comes until `last` does.
 async fn until(messages: &mut Receiver<BusMessage>, last: &BusMessage) -> Vec<BusMessage> {
     let mut heard = Vec::new();
@@ -201,7 +223,7 @@ async fn a_publishers_messages_come_in_order(line: Option<Line>) {
                 BusMessage::Prefixes(told) => {
                     summaries.push(told.summary[..].try_into().map(u64::from_le_bytes).unwrap())
                 }
-                BusMessage::SnapshotWanted(_) => {}
+                BusMessage::SnapshotWanted(_) | BusMessage::Visits(_) | BusMessage::Applied(_) => {}
             }
         }
     };
@@ -227,6 +249,8 @@ async fn what_is_said_comes_as_it_was_to_the_publisher_too(line: Option<Line>) {
         load("virginia", 7),
         told("virginia", "paris", &large),
         wanted("virginia", "paris"),
+        visits("virginia", "paris"),
+        applied("virginia"),
     ] {
         virginia.publish(said.clone());
         until(&mut heard, &said).await;

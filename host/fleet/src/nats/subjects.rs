@@ -77,10 +77,11 @@ impl Subjects {
     pub fn read_by(&self, site: &SiteName) -> Vec<String> {
         let others = self.places.keys().filter(|other| *other != site);
         let facts = others.filter_map(|other| self.facts(other));
-        let own =
-            self.places.get(site).into_iter().flat_map(|place| {
-                TO_ONE.map(|kind| format!("{}.{kind}.{place}.*", self.name))
-            });
+        let own = self
+            .places
+            .get(site)
+            .into_iter()
+            .flat_map(|place| TO_ONE.map(|kind| format!("{}.{kind}.{place}.*", self.name)));
         facts.chain(own).collect()
     }
 

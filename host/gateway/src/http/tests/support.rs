@@ -181,7 +181,7 @@ impl App {
                 asks: 3,
                 window: Duration::from_secs(3600),
                 min_tokens: Tokens(64),
-                bounds: Bounds {
+                bounds: portolan_decide::Bounds {
                     per_minute: portolan_base::Bytes(1 << 30),
                     at_once: 1,
                 },
