@@ -13,6 +13,8 @@ mod instance;
 mod kernel;
 pub mod kv_events;
 mod load;
+pub mod modelled;
+
 mod network;
 mod quality;
 mod sampling;
@@ -21,7 +23,7 @@ mod text;
 
 pub use generate::{Generated, generate};
 pub use instance::{CacheConfig, InstanceConfig, NativeInstance, Surroundings};
-pub use load::{LoadError, LoadedModel, load_model};
+pub use load::{LoadError, LoadedModel, ModelFiles, load_model};
 pub use quality::{KvMode, KvModeError, QualityReport, QualityRow, quality};
 pub use shape::{CacheShape, LayerShape, SequenceSize};
 

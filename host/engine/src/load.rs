@@ -2,12 +2,14 @@
 
 mod build;
 mod error;
+mod files;
 mod folder;
 mod gguf;
 mod hf_config;
 mod weights;
 
 pub use error::LoadError;
+pub use files::ModelFiles;
 pub(crate) use folder::read as read_text;
 pub(crate) use gguf::layers as gguf_layers;
 

@@ -11,6 +11,7 @@ mod instance;
 mod kv;
 mod logging;
 mod nats;
+mod modelled;
 #[cfg(feature = "nixl")]
 mod nixl_worker;
 mod output;
@@ -34,6 +35,7 @@ pub use authoring::NewArgs;
 pub use bench::{BenchCommand, Compress, TransportArgs};
 pub use instance::InstanceCommand;
 pub use kv::{EstimateArgs, KvCommand, QualityArgs};
+pub use modelled::ModelledArgs;
 pub use output::Failure;
 pub use plan::{PlanArgs, PlanExample};
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
@@ -114,7 +116,7 @@ pub enum Command {
     /// Make certificates for KV between sites.
     #[command(subcommand)]
     Tls(TlsCommand),
-    /// Run the native engine without a server.
+    /// Run an engine by itself.
     #[command(subcommand)]
     Engine(EngineCommand),
 }
@@ -361,8 +363,10 @@ pub enum TlsCommand {
 /// `engine` commands.
 #[derive(Debug, Subcommand)]
 pub enum EngineCommand {
-    /// Generate greedily.
+    /// Generate greedily with the native engine.
     Generate(GenerateArgs),
+    /// Serve what takes the time of a real engine and computes nothing, for load tests.
+    Modelled(ModelledArgs),
 }
 
 /// Options of `engine generate`.
@@ -415,6 +419,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Plan(args) => plan::run(&args, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),
+        Command::Engine(EngineCommand::Modelled(args)) => modelled::run(args),
     }
 }
 

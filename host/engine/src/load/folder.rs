@@ -1,12 +1,15 @@
 //! A Hugging Face model folder.
 
 use super::weights::Safetensors;
-use super::{LoadError, LoadedModel, build, hf_config};
+use super::{LoadError, LoadedModel, ModelFiles, build, hf_config};
+use crate::shape::CacheShape;
 use crate::text::{ModelText, TextParts};
+use portolan_base::Tokens;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokenizers::Tokenizer;
 
 #[derive(Debug, Deserialize)]
@@ -22,6 +25,28 @@ pub(super) fn load(folder: &Path) -> Result<LoadedModel, LoadError> {
     let weights = Safetensors::read(folder, &weight_files(folder)?)?;
     let network = build::build(folder, config, &weights)?;
     Ok(LoadedModel::new(network, text))
+}
+
+/// The same without the weights, for any architecture.
+pub(super) fn files(folder: &Path) -> Result<ModelFiles, LoadError> {
+    let path = folder.join("config.json");
+    let config = json(&path, &read(&path)?)?;
+    let language = config.get("text_config").unwrap_or(&config);
+    let size = |key: &str| {
+        let value = language.get(key).and_then(Value::as_u64);
+        let size = value.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+        size.ok_or_else(|| LoadError::Setting {
+            path: path.clone(),
+            key: key.to_owned(),
+            problem: "is missing or no whole number from 1".to_owned(),
+        })
+    };
+    Ok(ModelFiles {
+        text: Arc::new(text(folder, &config)?),
+        context: Tokens(size("max_position_embeddings")?),
+        vocabulary: size("vocab_size")?,
+        shape: CacheShape::read(folder)?,
+    })
 }
 
 /// The one file of weights, or all that the index names.

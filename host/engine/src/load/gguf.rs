@@ -1,20 +1,23 @@
 //! A GGUF file of the Llama architecture.
 
 use super::weights::Gguf;
-use super::{LoadError, LoadedModel, build};
+use super::{LoadError, LoadedModel, ModelFiles, build};
 use crate::kernel::rope::RopePairs;
 use crate::network::config::{
     AttentionConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm, RopeConfig,
 };
+use crate::shape::CacheShape;
 use crate::text::{ModelText, TextParts};
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use portolan_base::Tokens;
 use portolan_base::kv::LayerKv;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
+use std::sync::Arc;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
@@ -38,6 +41,22 @@ pub(super) fn load(path: &Path) -> Result<LoadedModel, LoadError> {
     };
     let network = build::build(path, config, &weights)?;
     Ok(LoadedModel::new(network, text))
+}
+
+/// The same without the weights: only the file's head is read.
+pub(super) fn files(path: &Path) -> Result<ModelFiles, LoadError> {
+    let (_, content) = open(path)?;
+    let meta = Metadata {
+        path,
+        content: &content,
+    };
+    let config = config(&meta)?;
+    Ok(ModelFiles {
+        text: Arc::new(text(&meta)?),
+        context: Tokens(u32::try_from(config.context).unwrap_or(u32::MAX)),
+        vocabulary: u32::try_from(config.vocabulary).unwrap_or(u32::MAX),
+        shape: CacheShape::read(path)?,
+    })
 }
 
 /// What each layer keeps; only the file's head is read.
