@@ -40,7 +40,7 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Meta,
         Self::Versions,
         Self::Bindings,
@@ -52,7 +52,7 @@ impl Table {
         Self::Uploads,
     ];
 
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Meta => "meta",
             Self::Versions => "versions",
@@ -95,6 +95,15 @@ impl Write {
             key: key.into(),
             value: Some(value),
         })
+    }
+
+    /// A record as it stood in another store.
+    pub(crate) fn raw(table: Table, key: Vec<u8>, value: Vec<u8>) -> Self {
+        Self {
+            table,
+            key,
+            value: Some(value),
+        }
     }
 
     /// Removes a record.
@@ -270,6 +279,14 @@ impl Ledger {
     ) -> Result<Vec<(sled::IVec, T)>, StoreError> {
         let entries = self.tree(table).scan_prefix(prefix);
         entries.map(|entry| Self::entry(table, entry)).collect()
+    }
+
+    /// Every record of a table as it stands, in the order of the keys.
+    pub(crate) fn raw(&self, table: Table) -> Result<Vec<(sled::IVec, sled::IVec)>, StoreError> {
+        self.tree(table)
+            .iter()
+            .map(|entry| entry.map_err(|e| failed(table, &e)))
+            .collect()
     }
 
     /// The newest lines of the audit log, newest first.

@@ -18,7 +18,7 @@
 //! A component is verified against its name whenever it is read. An artefact is only a cache: the loader that wrote it
 //! authenticates it (with a key from [`PlatformSecret::derive`]) and compiles anew what it does not recognise.
 //!
-//! To back up a store, stop its host and copy the folder; copy `secret` to where secrets are kept.
+//! [`SledStore::snapshot`] copies a store that is in use, and [`SledStore::restore`] makes one of such a copy.
 //! ```
 //! use portolan_base::{Moment, Random};
 //! use portolan_ports::{KeyRecord, PolicyStore, Principal};
@@ -41,6 +41,7 @@ mod ledger;
 mod opening;
 mod secret;
 mod slot;
+mod snapshot;
 mod state;
 mod store;
 

@@ -77,6 +77,15 @@ impl SledStore {
         &self.secret
     }
 
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The folder of the components.
+    pub(crate) fn components(&self) -> &Path {
+        &self.components
+    }
+
     /// Removes components and artefacts that no version names: their upload was never acknowledged.
     fn sweep_unrecorded(&self) -> Result<(), StoreError> {
         let versions: Vec<(_, StoredVersion)> = self.ledger.scan(Table::Versions, "")?;
