@@ -165,6 +165,7 @@ impl Desk<'_> {
             .zip(placements.as_slice())
             .map(|(site, placement)| (site.name.as_str().to_owned(), *placement))
             .collect();
+        self.record.verdicts = placements.verdicts(fleet, request.jurisdiction);
         placements
     }
 

@@ -102,6 +102,21 @@ pub struct Fallback {
     pub reason: String,
 }
 
+/// What one site may do with the data of a request, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteVerdict {
+    /// The site.
+    pub site: String,
+    /// What both answers allow.
+    pub placement: portolan_policy::Placement,
+    /// What the platform's allows.
+    pub platform: portolan_policy::Placement,
+    /// What the tenant's allows; none: it has bound no policy.
+    pub tenant: Option<portolan_policy::Placement>,
+    /// Who said so, and by which rule.
+    pub why: String,
+}
+
 /// How a decision came about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionRecord {
@@ -115,6 +130,9 @@ pub struct DecisionRecord {
     pub policies: Vec<PolicyRecord>,
     /// Placement of each site, by name, as the intersection of all residency answers.
     pub placements: Vec<(String, portolan_policy::Placement)>,
+    /// The same with who said so.
+    #[serde(default)]
+    pub verdicts: Vec<SiteVerdict>,
     /// Policy fallbacks.
     pub fallbacks: Vec<Fallback>,
 }
@@ -225,6 +243,9 @@ pub struct PathRecord {
     pub shadows: Vec<ShadowRecord>,
     /// What the residency answers allowed.
     pub placements: Vec<(String, portolan_policy::Placement)>,
+    /// The same with who said so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verdicts: Vec<SiteVerdict>,
     /// When each stage ran.
     pub stages: Vec<StageRecord>,
     /// KV moved and reused.

@@ -245,6 +245,7 @@ mod tests {
             left_out: Vec::new(),
             policies: Vec::new(),
             shadows: Vec::new(),
+            verdicts: Vec::new(),
             placements: vec![
                 ("near".into(), Placement::Resident),
                 ("denied".into(), Placement::Denied),

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `file` | what a block's file looks like |
 //! | `folder` | the files of a realm: scan, write, read, remove |
+//! | `gate` | whose KV may lie there |
 //! | `landing` | what broken transfers brought, until another one brings the rest |
 //! | `state` | which blocks lie there: the catalogue under its budget |
 //! | `tier` | blocks that come, are read, are forgotten |
@@ -16,6 +17,7 @@
 
 mod file;
 mod folder;
+mod gate;
 mod landing;
 mod realm;
 mod state;
@@ -24,6 +26,7 @@ mod tests;
 mod tier;
 mod writer;
 
+pub use gate::Gate;
 pub use landing::{DiskLanding, LandingConfig, OpenSet};
 pub use realm::Realm;
 pub use tier::{DiskConfig, DiskError, DiskTier};

@@ -334,3 +334,21 @@ fn taking_waits_for_room_in_the_queue_and_no_longer_than_told() {
     let past = Instant::now();
     assert!(!tier.take(block(21, 4000), NOW, past));
 }
+
+#[test]
+fn what_may_not_lie_here_is_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = open(&folder);
+    tier.guard(Gate::new(|about| about.scope != tenant("acme")));
+    assert!(!tier.offer(block(1, 100), NOW).taken);
+    assert!(tier.take(block(1, 100), NOW, Instant::now() + Duration::from_secs(5)));
+    let mut other = Arc::unwrap_or_clone(block(2, 100));
+    other.parent = None;
+    other.about = Arc::new(Provenance {
+        scope: tenant("globex"),
+        ..Provenance::public(ModelName::new("m").unwrap(), 1)
+    });
+    assert!(tier.offer(Arc::new(other), NOW).taken);
+    tier.settle();
+    assert_eq!(files(&folder).len(), 1);
+}

@@ -2,6 +2,7 @@
 
 use crate::file::{BadFile, SumKey};
 use crate::folder::{FileName, Folder, Removal};
+use crate::gate::Gate;
 use crate::landing::{Landing, LandingConfig, OpenSet};
 use crate::realm::Realm;
 use crate::state::{Filed, State, Work};
@@ -13,7 +14,7 @@ use portolan_kv::index::Tier;
 use portolan_kv::tier::{BlockTier, Card, Left, Lying, Offered, Reading, TierUse};
 use portolan_kv::{Kept, PoolBlock, PoolConfig, Selector};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -64,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) changed: Condvar,
     queue: Bytes,
     model: ModelName,
+    gate: OnceLock<Gate>,
 }
 
 impl DiskTier {
@@ -108,6 +110,7 @@ impl DiskTier {
             changed: Condvar::new(),
             queue: config.queue,
             model: config.model,
+            gate: OnceLock::new(),
         });
         let theirs = Arc::clone(&shared);
         let writer = std::thread::Builder::new()
@@ -124,8 +127,20 @@ impl DiskTier {
         &self.shared.model
     }
 
-    /// Opens what landed of a set, for one transfer; none when nothing may land here.
+    /// Has `gate` say whose KV is written; without one, everybody's is. Only the first counts.
+    pub fn guard(&self, gate: Gate) {
+        drop(self.shared.gate.set(gate));
+    }
+
+    fn may_lie(&self, about: &Provenance) -> bool {
+        self.shared.gate.get().is_none_or(|gate| gate.allows(about))
+    }
+
+    /// Opens what landed of a set, for one transfer; none when nothing of it may land here.
     pub fn landed(&self, set: LandingId, about: &Arc<Provenance>, now: Moment) -> Option<OpenSet> {
+        if !self.may_lie(about) {
+            return None;
+        }
         OpenSet::open(&self.shared, set, about, now)
     }
 
@@ -203,7 +218,7 @@ impl BlockTier for DiskTier {
     }
 
     fn offer(&self, block: Arc<PoolBlock>, now: Moment) -> Offered {
-        if block.about.model != self.shared.model {
+        if block.about.model != self.shared.model || !self.may_lie(&block.about) {
             return Offered::default();
         }
         let mut state = self.shared.state.lock();

@@ -58,6 +58,7 @@ pub struct InstanceConfig {
 #[derive(Debug)]
 pub struct NativeInstance {
     shared: Arc<Shared>,
+    queue_depth: Option<u32>,
     jobs: queue::Sender<Job>,
 }
 
@@ -119,7 +120,18 @@ impl NativeInstance {
             .name(format!("engine-{}", shared.description.instance))
             .spawn(move || worker.run())
             .map_err(|e| EngineError::Broken(format!("the worker thread could not be started: {e}")))?;
-        Ok(Self { shared, jobs })
+        Ok(Self {
+            shared,
+            jobs,
+            queue_depth: None,
+        })
+    }
+
+    /// The same instance, which refuses a prefill while so many are queued or under way.
+    #[must_use]
+    pub fn with_queue_depth(mut self, most: Option<u32>) -> Self {
+        self.queue_depth = most;
+        self
     }
 }
 
@@ -195,6 +207,7 @@ impl Engine for NativeInstance {
         pieces: mpsc::UnboundedSender<KvPiece>,
     ) -> Result<PrefillReport, EngineError> {
         check::check_prefill(&self.shared, &job)?;
+        check::check_queue(&self.shared, self.queue_depth)?;
         let cancel = job.cancel.clone();
         let prepared = tokio::select! {
             prepared = self.prepare(&job) => prepared?,
@@ -242,6 +255,7 @@ impl Engine for NativeInstance {
 
 #[cfg(test)]
 mod tests {
+    use super::meter::QueuedPrefill;
     use super::*;
     use portolan_base::{Provenance, RequestId};
     use portolan_ports::{Cancel, KvSet, Sampling};
@@ -297,6 +311,19 @@ mod tests {
             logits: false,
             cancel: Cancel::new(),
         })
+    }
+
+    #[tokio::test]
+    async fn a_prompt_beyond_the_queue_is_refused_and_the_next_one_is_not() {
+        let engine = broken_instance().with_queue_depth(Some(1));
+        let held = QueuedPrefill::new(&engine.shared.meter, 1);
+        let refused = prefill(&engine, &[1, 2]).await;
+        assert!(
+            matches!(&refused, Err(EngineError::Full(why)) if why.contains("1 may")),
+            "{refused:?}"
+        );
+        drop(held);
+        assert!(prefill(&engine, &[1, 2]).await.is_ok());
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ mod text;
 
 pub use generate::{Generated, generate};
 pub use instance::{CacheConfig, InstanceConfig, NativeInstance, Surroundings};
-pub use load::{LoadError, LoadedModel, ModelFiles, load_model};
+pub use load::{LoadError, LoadedModel, ModelFiles, gguf_settings, load_model};
 pub use quality::{KvMode, KvModeError, QualityReport, QualityRow, quality};
 pub use shape::{CacheShape, LayerShape, SequenceSize};
 

@@ -11,6 +11,7 @@ mod weights;
 pub use error::LoadError;
 pub use files::ModelFiles;
 pub(crate) use folder::read as read_text;
+pub use gguf::gguf_settings;
 pub(crate) use gguf::layers as gguf_layers;
 
 use crate::BLOCK_TOKENS;

@@ -5,7 +5,7 @@ mod known;
 mod members;
 
 use crate::foresight::Foresight;
-use crate::link::{CONGESTION_MARK, LinkMonitor};
+use crate::link::{CONGESTION_MARK, LinkFloor, LinkMonitor};
 use crate::prefixes::{Prefixes, Telling};
 use crate::slow::Slow;
 use crate::topology::Topology;
@@ -53,6 +53,8 @@ pub struct Chart {
     foresight: Option<Foresight>,
     /// What the bus counts goes onto the site's metrics page.
     bus: Option<Arc<dyn Bus>>,
+    /// What links to this site have to be like, by where they come from.
+    floors: BTreeMap<SiteIndex, LinkFloor>,
 }
 
 /// A link to this site.
@@ -117,6 +119,7 @@ impl Chart {
             conversion: Conversion::Never,
             foresight: None,
             bus: None,
+            floors: BTreeMap::new(),
         }
     }
 
@@ -146,6 +149,15 @@ impl Chart {
     #[must_use]
     pub fn with_bus(mut self, bus: Arc<dyn Bus>) -> Self {
         self.bus = Some(bus);
+        self
+    }
+
+    /// The same chart, where the link from a site counts as down while it is not like this.
+    #[must_use]
+    pub fn with_floor(mut self, from: &SiteName, floor: LinkFloor) -> Self {
+        if let Some(from) = self.topology.site_index(from) {
+            self.floors.insert(from, floor);
+        }
         self
     }
 
@@ -303,8 +315,12 @@ impl Chart {
                 backlog: self.ordered_from(from),
                 ..monitor.figures()
             };
+            let does = |measured: &LinkFigures, rtt| {
+                let floor = self.floors.get(&from).copied().unwrap_or_default();
+                floor.admits(measured.delivery, rtt)
+            };
             let link = LinkView {
-                up: monitor.is_up() && arriving.breaker.is_ready(now),
+                up: monitor.is_up() && arriving.breaker.is_ready(now) && does(&measured, monitor.rtt()),
                 rtt: monitor.rtt(),
                 capacity: spec.capacity,
                 busy: monitor.busy(),

@@ -21,7 +21,7 @@ pub use agent::{Agent, Farewell};
 pub use bus::EmbeddedBus;
 pub use chart::{Chart, Conversion};
 pub use control::{EmbeddedControl, OpenControlError};
-pub use link::{LinkMonitor, LinkWindow};
+pub use link::{LinkFloor, LinkMonitor, LinkWindow};
 pub use nats::{NatsBus, NatsConfig, NatsError, NatsLogin, NatsServer, NatsTls};
 pub use prefixes::{Disclosure, Prefixes, Telling};
 pub use topology::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};

@@ -97,6 +97,24 @@ impl LinkWindow {
     }
 }
 
+/// What a link has to be like for KV to cross it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkFloor {
+    /// What it delivers at least, where that was measured.
+    pub least: Option<BitsPerSecond>,
+    /// Its round trip at most.
+    pub longest: Option<Duration>,
+}
+
+impl LinkFloor {
+    /// Whether a link that delivers so much, 0 where nothing was measured, with such a round trip will do.
+    pub fn admits(&self, delivery: BitsPerSecond, rtt: Duration) -> bool {
+        let slow = self.least.is_some_and(|least| delivery.0 > 0 && delivery < least);
+        let far = self.longest.is_some_and(|longest| rtt > longest);
+        !slow && !far
+    }
+}
+
 /// One link's windows and last reading.
 #[derive(Clone, Debug)]
 pub struct LinkMonitor {
@@ -215,6 +233,20 @@ mod tests {
         window.sample(Moment(0), Bytes(0));
         window.sample(Moment(500_000), Bytes(500_000));
         assert!(window.busy() < CONGESTION_MARK);
+    }
+
+    #[test]
+    fn a_link_below_its_floor_does_not_do() {
+        let floor = LinkFloor {
+            least: Some(BitsPerSecond(40)),
+            longest: Some(Duration::from_millis(10)),
+        };
+        let near = Duration::from_millis(10);
+        assert!(floor.admits(BitsPerSecond(40), near));
+        assert!(floor.admits(BitsPerSecond(0), near), "nothing was measured");
+        assert!(!floor.admits(BitsPerSecond(39), near));
+        assert!(!floor.admits(BitsPerSecond(40), Duration::from_millis(11)));
+        assert!(LinkFloor::default().admits(BitsPerSecond(1), Duration::MAX));
     }
 
     #[test]

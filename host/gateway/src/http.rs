@@ -11,12 +11,16 @@
 //! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
 //! | `/v1/portolan/fleet`, `/v1/portolan/audit`, `/v1/portolan/kv/quarantine` | the operator | `inspect.rs` |
 //! | `/v1/portolan/instances/{name}/drain`, `…/resume` | the operator | `instances.rs` |
+//! | `/v1/portolan/site`, `…/drain`, `…/return` | the operator | `service.rs` |
 //! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
+//! | `/v1/portolan/config`, `…/history`, `…/pending`, `…/reload`, `…/rollback`, `…/approve`, `…/reject` | the operator | `config.rs` |
+//! | `/v1/portolan/store/snapshot` | the operator | `recovery.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
 mod admin;
 mod auth;
 mod body;
+mod config;
 pub mod errors;
 mod events;
 mod inference;
@@ -27,7 +31,9 @@ mod listen;
 mod models;
 mod prewarm;
 mod proposals;
+mod recovery;
 mod rollout;
+mod service;
 mod sse;
 mod tag;
 mod usage;
@@ -36,11 +42,12 @@ mod wire;
 
 pub use tag::REQUEST_ID;
 
+use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use axum::Router;
 use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use portolan_decide::FleetView;
 use portolan_ports::{Reading, Sample};
@@ -65,6 +72,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/metrics", get(metrics))
         .route("/v1/portolan/requests", get(inspect::requests))
         .route("/v1/portolan/requests/{id}", get(inspect::request))
+        .route("/v1/portolan/requests/{id}/residency", get(inspect::residency))
         .route("/v1/portolan/fleet", get(inspect::fleet))
         .route("/v1/portolan/audit", get(inspect::audit))
         .route("/v1/portolan/proposals", get(proposals::list))
@@ -73,6 +81,14 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/usage", get(usage::all))
         .route("/v1/portolan/instances/{name}/drain", post(instances::drain))
         .route("/v1/portolan/instances/{name}/resume", post(instances::resume))
+        .route("/v1/portolan/config", get(config::effective))
+        .route("/v1/portolan/config/history", get(config::history))
+        .route("/v1/portolan/config/pending", get(config::pending))
+        .route("/v1/portolan/config/{verb}", post(config::change))
+        .route("/v1/portolan/store/snapshot", post(recovery::snapshot))
+        .route("/v1/portolan/site", get(service::look))
+        .route("/v1/portolan/site/drain", post(service::drain))
+        .route("/v1/portolan/site/return", post(service::reopen))
         .route("/v1/portolan/kv/stats", get(kv::stats))
         .route("/v1/portolan/kv/blocks", get(kv::blocks))
         .route("/v1/portolan/kv/blocks/{id}", get(kv::block))
@@ -108,16 +124,21 @@ pub async fn serve(
     Ok(())
 }
 
-async fn health() -> impl IntoResponse {
-    axum::Json(serde_json::json!({ "status": "ok" }))
+/// 503 while the site is being taken out of service: whoever balances load goes elsewhere.
+async fn health(State(site): State<Arc<Site>>) -> Response {
+    let (status, said) = match site.is_draining() {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+        false => (StatusCode::OK, "ok"),
+    };
+    (status, axum::Json(serde_json::json!({ "status": said }))).into_response()
 }
 
-async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
-    let in_flight = site
-        .parts
-        .limits
-        .in_flight
-        .saturating_sub(site.permits.available_permits());
+async fn metrics(State(site): State<Arc<Site>>) -> Response {
+    if !site.live().metrics.is_on() {
+        let text = "metrics are switched off: observability.metrics_enabled";
+        return RequestError::new(ErrorKind::NotFound, text).into_response();
+    }
+    let in_flight = site.in_flight();
     let mut samples = site.parts.desk.samples();
     samples.extend(kv::samples(&site));
     let view = site.parts.fleet.view();
@@ -125,10 +146,12 @@ async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
     samples.extend(site.parts.fleet.samples());
     samples.extend(crate::replicate::samples(&site));
     samples.extend(crate::ahead::samples(&site));
+    samples.extend(site.recovery_samples());
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),
     )
+        .into_response()
 }
 
 /// What did not cross again, for each link to this site.

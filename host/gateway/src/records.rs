@@ -1,15 +1,18 @@
 //! The path records of recent requests, kept in memory.
 
+use crate::live::Switch;
 use parking_lot::Mutex;
 use portolan_base::{RequestId, TenantName};
 use portolan_decide::PathRecord;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Keeps the newest records; older ones are dropped when the bound is reached.
 #[derive(Debug)]
 pub struct RecordLog {
     most: usize,
+    off: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -27,12 +30,24 @@ impl RecordLog {
     pub fn new(most: usize) -> Self {
         Self {
             most: most.max(1),
+            off: AtomicBool::new(false),
             inner: Mutex::default(),
+        }
+    }
+
+    /// Keeps records from now on, or forgets them all and keeps none.
+    pub fn keep(&self, records: Switch) {
+        self.off.store(!records.is_on(), Ordering::Relaxed);
+        if !records.is_on() {
+            *self.inner.lock() = Inner::default();
         }
     }
 
     /// Keeps a record; an earlier one of the same tenant and id is replaced.
     pub fn put(&self, record: PathRecord) {
+        if self.off.load(Ordering::Relaxed) {
+            return;
+        }
         let mut inner = self.inner.lock();
         let key = (record.tenant.clone(), record.request_id.clone());
         if inner.by_key.insert(key.clone(), Arc::new(record)).is_none() {

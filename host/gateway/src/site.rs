@@ -5,23 +5,29 @@ use crate::ahead::Ahead;
 use crate::answer::Answer;
 use crate::error::RequestError;
 use crate::in_flight::TenantsInFlight;
+use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
 use crate::prewarmed::PrewarmedPrompts;
 use crate::public::PublicPrefixes;
 use crate::records::RecordLog;
+use crate::recovery::Recovery;
 use crate::replicate::Replication;
 use crate::rollout;
 use crate::stage;
 use crate::stage::accept::Prompts;
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
 use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
-use portolan_ports::{Engine, EngineDescription, Fidelity, Fleet, PolicyStore, TextModel, Transport};
+use portolan_ports::{
+    Configuration, Engine, EngineDescription, Fidelity, Fleet, PolicyStore, Service, TextModel, Transport,
+};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A model this site can take requests for.
 #[derive(Clone)]
@@ -153,6 +159,14 @@ pub struct Site {
     pub(crate) replication: Option<Replication>,
     /// What it sends and takes ahead of requests.
     pub(crate) ahead: Option<Ahead>,
+    /// The host's configuration, where it was read from a file.
+    configuration: OnceLock<Arc<dyn Configuration>>,
+    /// Backups and drills, where the host has them.
+    pub(crate) recovery: OnceLock<Recovery>,
+    /// Whether it takes no new requests.
+    draining: AtomicBool,
+    /// What may change while it serves.
+    pub(crate) live: ArcSwap<Live>,
     /// Requests whose shadows are asked.
     pub(crate) shadow_permits: Arc<tokio::sync::Semaphore>,
 }
@@ -163,12 +177,22 @@ impl Site {
         let limits = parts.limits;
         let replication = parts.replicate.map(Replication::new);
         let ahead = parts.prewarm.map(Ahead::new);
+        let live = Live {
+            timeouts: parts.timeouts,
+            retries: parts.retries,
+            exact: parts.exact.clone(),
+            ..Live::default()
+        };
         Arc::new(Self {
             prewarmed: PrewarmedPrompts::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             parts,
             replication,
             ahead,
+            configuration: OnceLock::new(),
+            recovery: OnceLock::new(),
+            draining: AtomicBool::new(false),
+            live: ArcSwap::from_pointee(live),
             records: RecordLog::new(limits.records),
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),
@@ -178,6 +202,33 @@ impl Site {
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
             shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),
         })
+    }
+
+    /// Takes new requests from now on, or none.
+    pub(crate) fn serve_as(&self, service: Service) {
+        self.draining
+            .store(service == Service::Draining, Ordering::Release);
+    }
+
+    /// Whether it takes no new requests.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Clients' requests between admit and settle.
+    pub(crate) fn in_flight(&self) -> usize {
+        let most = self.parts.limits.in_flight;
+        most.saturating_sub(self.permits.available_permits())
+    }
+
+    /// Lets operators change the host's configuration through this site. Only the first call counts.
+    pub fn set_configuration(&self, configuration: Arc<dyn Configuration>) {
+        drop(self.configuration.set(configuration));
+    }
+
+    /// The host's configuration, where it was read from a file.
+    pub(crate) fn configuration(&self) -> Option<Arc<dyn Configuration>> {
+        self.configuration.get().cloned()
     }
 
     /// The key of a prompt's blocks: the tenant's, shared where the prompt begins as a public prefix does. `tokens` may

@@ -19,6 +19,7 @@ mod transfer;
 use crate::accepted::Accepted;
 use crate::answer::{Answer, AnswerEvent};
 use crate::error::{ErrorKind, RequestError};
+use crate::live::Failover;
 use crate::site::Site;
 pub(crate) use decide::{jurisdiction, without_holding_up_others};
 use journey::{Fault, Journey};
@@ -96,6 +97,7 @@ impl Journey {
                 Err(fault) if started.is_none() || !fault.may_try_elsewhere() => return Err(fault),
                 Err(fault) => {
                     self.without(&fault, &mut routes);
+                    self.stay_away(route, &mut routes);
                     self.note_route_failure(route, routes.front().copied(), &fault);
                     self.keep_within_budget(&mut routes);
                     failures.push(fault);
@@ -136,6 +138,15 @@ impl Journey {
             Some(route.prefill) == failed || Some(route.decode) == failed
         };
         routes.make_contiguous().sort_by_key(uses);
+    }
+
+    /// Takes the routes of this site out after another one failed, where the operator does not want that.
+    fn stay_away(&self, failed: Route, routes: &mut VecDeque<Route>) {
+        let here = self.site.parts.index;
+        let at_home = |route: &Route| self.fleet.instance(route.prefill).is_some_and(|i| i.site == here);
+        if self.site.live().prefill.failover == Failover::Never && !at_home(&failed) {
+            routes.retain(|route| !at_home(route));
+        }
     }
 
     /// Where the budget of second tries is spent, one try at this site is all that is left: the last resort adds no load

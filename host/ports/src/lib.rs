@@ -2,6 +2,7 @@
 //! compute, move, remember and know implement them.
 
 pub mod bus;
+pub mod configuration;
 pub mod control;
 pub mod control_fake;
 pub mod engine;
@@ -33,6 +34,10 @@ pub mod validity;
 pub use bus::{
     AppliedReport, Bus, BusMessage, InstanceLoadReport, PRESENCE_LEASE, PrefixSummary, SitePresence,
     SiteState, SnapshotRequest, Visits,
+};
+pub use configuration::{
+    Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration,
+    PendingConfig,
 };
 pub use control::{
     Beat, ControlEntries, ControlEntry, ControlError, ControlEvent, ControlStream, Cursor, Invalidated,

@@ -13,6 +13,8 @@ pub enum OperationKind {
     Resume,
     /// Kept KV was forgotten.
     Evict,
+    /// The configuration changed.
+    Configure,
 }
 
 impl OperationKind {
@@ -22,6 +24,7 @@ impl OperationKind {
             Self::Drain => "instance.drain",
             Self::Resume => "instance.resume",
             Self::Evict => "kv.evict",
+            Self::Configure => "config.change",
         }
     }
 }

@@ -193,6 +193,9 @@ pub struct TransportConfig {
     pub deadline: Duration,
     /// When chunks are compressed.
     pub compression: Compression,
+    /// The differentiated-services code point of its connections, 0 to 63, by which a network queues them apart; none:
+    /// as the system marks any connection.
+    pub dscp: Option<u8>,
 }
 
 impl TransportConfig {
@@ -222,6 +225,7 @@ impl TransportConfig {
             // Longer than any prefill; a source that hangs is let go of all the same.
             deadline: Duration::from_secs(600),
             compression: Compression::default(),
+            dscp: None,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::landing::Claims;
 use crate::probe::Watched;
 use crate::session::{Body, Carried, Outgoing, Packer, Session, SessionSink, SessionSpec, Terms};
 use crate::site::Shared;
-use crate::wire::{Accepted, FrameReader, Halves, Heard, LaneError, PeerProof, write};
+use crate::wire::{Accepted, FrameReader, Halves, Heard, LaneError, PeerProof, mark, write};
 use bytes::Bytes;
 use portolan_base::TransferId;
 use portolan_base::kv::LandedChunk;
@@ -62,6 +62,11 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: TcpListener) {
 async fn open(shared: &Arc<Shared>, stream: TcpStream) -> Result<(Halves, Membership, Watched), HelloError> {
     stream.set_nodelay(true)?;
     hold_back(&stream)?;
+    mark(
+        &socket2::SockRef::from(&stream),
+        stream.peer_addr()?,
+        shared.config.dscp,
+    )?;
     let watched = Watched::new(stream.as_fd());
     let Accepted { wire, proof } = shared.wiring.accepted(stream).await?;
     let (mut halves, theirs) = hello::accept(wire, &shared.identity()).await?;

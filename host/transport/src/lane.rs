@@ -108,7 +108,7 @@ async fn open(shared: &Shared, link: &Link, path: Option<LinkPath>) -> Result<Op
         detail: format!("no answer from {}: {what}", path.to),
         firm: false,
     };
-    let connected = tokio::time::timeout(patience, connect(path)).await;
+    let connected = tokio::time::timeout(patience, connect(path, shared.config.dscp)).await;
     let stream = connected.map_err(|_| silent("the connection did not come about"))?;
     let stream = stream.map_err(|error| fault(&HelloError::from(error)))?;
     let greet = async {

@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use portolan_base::BitsPerSecond;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -12,8 +13,8 @@ const BURST: Duration = Duration::from_millis(20);
 /// Paces what leaves for one peer, all its lanes together.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    /// Bytes a second; none: as fast as the link goes.
-    rate: Option<u64>,
+    /// Bytes a second; 0: as fast as the link goes.
+    rate: AtomicU64,
     /// When everything sent so far will have left at the budgeted rate.
     paid_until: Mutex<Instant>,
 }
@@ -21,21 +22,26 @@ pub(crate) struct Pacer {
 impl Pacer {
     pub(crate) fn new(budget: Option<BitsPerSecond>) -> Self {
         Self {
-            rate: budget.map(|rate| (rate.0 / 8).max(1)),
+            rate: AtomicU64::new(bytes_a_second(budget)),
             paid_until: Mutex::new(Instant::now()),
         }
     }
 
+    /// Changes the budget, for sessions under way too.
+    pub(crate) fn set(&self, budget: Option<BitsPerSecond>) {
+        self.rate.store(bytes_a_second(budget), Ordering::Relaxed);
+    }
+
     /// How long to wait before anything more may be sent; none: send.
     pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
-        self.rate?;
+        self.rate()?;
         let wait = self.paid_until.lock().saturating_duration_since(now);
         wait.checked_sub(BURST).filter(|wait| !wait.is_zero())
     }
 
     /// Notes what is sent. A whole chunk may be sent when anything may, and is paid for afterwards.
     pub(crate) fn spend(&self, now: Instant, bytes: u64) {
-        let Some(rate) = self.rate else { return };
+        let Some(rate) = self.rate() else { return };
         let cost = Duration::from_secs_f64(bytes as f64 / rate as f64);
         let mut paid = self.paid_until.lock();
         *paid = (*paid).max(now) + cost;
@@ -43,8 +49,15 @@ impl Pacer {
 
     /// The budget in bytes a second.
     pub(crate) fn rate(&self) -> Option<u64> {
-        self.rate
+        match self.rate.load(Ordering::Relaxed) {
+            0 => None,
+            rate => Some(rate),
+        }
     }
+}
+
+fn bytes_a_second(budget: Option<BitsPerSecond>) -> u64 {
+    budget.map_or(0, |rate| (rate.0 / 8).max(1))
 }
 
 #[cfg(test)]
@@ -87,6 +100,18 @@ mod tests {
         let later = Instant::now() + Duration::from_secs(60);
         let sent = sent(&pacer, later, Duration::from_millis(100), 1000);
         assert!(sent <= 1_000_000 * 12 / 100 + 2000, "{sent}");
+    }
+
+    #[test]
+    fn a_budget_changes_under_way() {
+        let pacer = Pacer::new(Some(BitsPerSecond(80_000_000)));
+        let sent_in_a_second = |from| sent(&pacer, from, Duration::from_secs(1), 1000);
+        let now = Instant::now();
+        assert!(sent_in_a_second(now) >= 10_000_000);
+        pacer.set(Some(BitsPerSecond(8_000_000)));
+        assert!(sent_in_a_second(now + Duration::from_secs(2)) <= 1_050_000);
+        pacer.set(None);
+        assert_eq!(pacer.wait(now), None);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use portolan_ports::{
     Transport,
 };
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -251,10 +252,16 @@ impl SiteTransport {
         self.address
     }
 
-    /// Lets `site` order from this one, where only named peers may, and says what it gets. Sessions under way keep
-    /// what they had.
+    /// Lets `site` order from this one, where only named peers may, and says what it gets. Sessions under way keep how
+    /// their KV is made smaller, and share the budget.
     pub fn admit(&self, site: SiteName, egress: Egress) {
-        self.shared.admitted.lock().insert(site, egress.into());
+        match self.shared.admitted.lock().entry(site) {
+            Entry::Vacant(new) => _ = new.insert(egress.into()),
+            Entry::Occupied(mut known) => {
+                known.get().pacer.set(egress.budget);
+                known.get_mut().compression = egress.compression;
+            }
+        }
     }
 
     /// Adds a peer, or gives a known one new addresses; transfers under way with the old ones then end as

@@ -75,7 +75,7 @@ impl Wiring for PlainTcp {
 ///
 /// Buffer sizes are left to the kernel: setting them would switch off the tuning that grows the window to the
 /// bandwidth-delay product of a long path.
-pub(crate) async fn connect(path: LinkPath) -> io::Result<TcpStream> {
+pub(crate) async fn connect(path: LinkPath, dscp: Option<u8>) -> io::Result<TcpStream> {
     let socket = match path.to {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
@@ -83,9 +83,40 @@ pub(crate) async fn connect(path: LinkPath) -> io::Result<TcpStream> {
     if let Some(from) = path.from {
         socket.bind(SocketAddr::new(from, 0))?;
     }
+    // Before it connects, so that the first packet is marked too.
+    mark(&socket2::SockRef::from(&socket), path.to, dscp)?;
     let stream = socket.connect(path.to).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
+}
+
+/// Marks what a socket sends with a code point. It is the upper six bits of a byte whose lower two are the network's.
+pub(crate) fn mark(socket: &socket2::SockRef<'_>, peer: SocketAddr, dscp: Option<u8>) -> io::Result<()> {
+    let Some(dscp) = dscp else { return Ok(()) };
+    let class = u32::from(dscp) << 2;
+    match peer {
+        SocketAddr::V4(_) => socket.set_tos_v4(class),
+        SocketAddr::V6(_) => socket.set_tclass_v6(class),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_carry_the_mark_they_are_to_carry() {
+        for (dscp, byte) in [(None, 0), (Some(10), 40)] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let path = LinkPath::from(listener.local_addr().unwrap());
+            let dialed = connect(path, dscp).await.unwrap();
+            assert_eq!(socket2::SockRef::from(&dialed).tos_v4().unwrap(), byte);
+            let (accepted, from) = listener.accept().await.unwrap();
+            let socket = socket2::SockRef::from(&accepted);
+            mark(&socket, from, dscp).unwrap();
+            assert_eq!(socket.tos_v4().unwrap(), byte);
+        }
+    }
 }
 
 /// Why a connection is of no further use.

@@ -322,3 +322,14 @@ fn nothing_lands_where_nothing_may() {
     assert!(tier.landed(SET, &about("acme", "1"), NOW).is_none());
     assert!(files(&folder).is_empty(), "what was there is gone");
 }
+
+#[test]
+fn what_may_not_lie_here_does_not_land() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = tier(&folder);
+    tier.guard(crate::Gate::new(|about| {
+        about.dependencies.iter().any(|d| d.version == "2")
+    }));
+    assert!(tier.landed(SET, &about("acme", "1"), NOW).is_none());
+    assert!(tier.landed(SET, &about("acme", "2"), NOW).is_some());
+}

@@ -44,6 +44,18 @@ pub(super) fn check_prefill(shared: &Shared, job: &PrefillJob) -> Result<(), Eng
     Ok(())
 }
 
+/// Whether one more prefill may wait, where there is a bound.
+pub(super) fn check_queue(shared: &Shared, most: Option<u32>) -> Result<(), EngineError> {
+    let queued = shared.meter.load().prefill_queued_requests;
+    match most {
+        Some(most) if queued >= most => Err(EngineError::Full(format!(
+            "{queued} prompts wait for instance {}, and {most} may",
+            shared.description.instance
+        ))),
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn check_decode(shared: &Shared, job: &DecodeJob) -> Result<(), EngineError> {
     check_role(shared, Role::decodes, "decode")?;
     check_prompt(&shared.model, &job.prompt, job.max_tokens)?;

@@ -13,7 +13,7 @@ use candle_core::quantized::tokenizer::TokenizerFromGguf;
 use portolan_base::Tokens;
 use portolan_base::kv::LayerKv;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -71,6 +71,23 @@ pub(crate) fn layers(path: &Path) -> Result<Vec<LayerKv>, LoadError> {
         head_dim: config.attention.head_dim as u32,
     };
     Ok(vec![kept; config.layers.len()])
+}
+
+/// The settings in the head of a `.gguf` file, with their values where those are texts.
+///
+/// # Errors
+/// When the file cannot be read, or is none of this format.
+pub fn gguf_settings(path: &Path) -> Result<BTreeMap<String, Option<String>>, LoadError> {
+    let (_, content) = open(path)?;
+    let text = |value: Value| match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    };
+    Ok(content
+        .metadata
+        .into_iter()
+        .map(|(key, value)| (key, text(value)))
+        .collect())
 }
 
 fn open(path: &Path) -> Result<(BufReader<File>, Content), LoadError> {

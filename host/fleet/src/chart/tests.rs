@@ -66,6 +66,29 @@ fn report(standing: Standing) -> InstanceLoadReport {
 }
 
 #[test]
+fn a_link_that_is_not_as_it_has_to_be_counts_as_down() {
+    let floor = LinkFloor {
+        least: Some(BitsPerSecond(400_000)),
+        longest: Some(Duration::from_millis(20)),
+    };
+    let chart = chart(Arc::default()).with_floor(&name("there"), floor);
+    let up = |delivery, rtt_ms| {
+        let reading = LinkReading {
+            up: true,
+            delivery: BitsPerSecond(delivery),
+            rtt: Duration::from_millis(rtt_ms),
+            ..LinkReading::default()
+        };
+        chart.read_link(&name("there"), reading);
+        chart.view().links[&(SiteIndex(1), SiteIndex(0))].up
+    };
+    assert!(up(0, 9), "nothing was measured");
+    assert!(up(400_000, 20));
+    assert!(!up(399_999, 20));
+    assert!(!up(400_000, 21));
+}
+
+#[test]
 fn an_instance_is_ready_while_it_reports_and_its_breaker_is_closed() {
     let clock = Arc::new(TestClock::default());
     let chart = chart(Arc::clone(&clock));

@@ -9,6 +9,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
 use portolan_base::{Moment, RequestId};
+use portolan_decide::record::SiteVerdict;
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
 use portolan_policy::NameTables;
 use portolan_ports::{AuditRecord, Member, Principal, QuarantinedSet};
@@ -39,21 +40,57 @@ pub(super) async fn request(
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<Json<Arc<PathRecord>>, RequestError> {
-    let principal = auth::principal(&site, &headers)?;
+    record_of(&site, id, &headers).map(Json)
+}
+
+/// Which sites were allowed to see the data of a request, and why.
+#[derive(Debug, Serialize)]
+pub(super) struct ResidencyBody {
+    request_id: String,
+    tenant: String,
+    /// The jurisdiction that the data was bound to; empty: none.
+    jurisdiction: String,
+    status: String,
+    /// In the order of the configuration; empty: the request ended before residency was asked.
+    sites: Vec<SiteVerdict>,
+}
+
+pub(super) async fn residency(
+    State(site): State<Arc<Site>>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Json<ResidencyBody>, RequestError> {
+    let record = record_of(&site, id, &headers)?;
+    let names = site.parts.fleet.names();
+    let bound = record.request.jurisdiction;
+    let jurisdiction = names.jurisdictions.get(bound as usize).filter(|_| bound != 0);
+    Ok(Json(ResidencyBody {
+        request_id: record.request_id.as_str().to_owned(),
+        tenant: record.tenant.to_string(),
+        jurisdiction: jurisdiction.cloned().unwrap_or_default(),
+        status: record.status.clone(),
+        sites: record.verdicts.clone(),
+    }))
+}
+
+fn record_of(
+    site: &Site,
+    id: Result<Path<String>, PathRejection>,
+    headers: &HeaderMap,
+) -> Result<Arc<PathRecord>, RequestError> {
+    let principal = auth::principal(site, headers)?;
     let id = RequestId::from_client(&errors::path(id)?);
     // Another tenant's request looks exactly like one that never was.
     let record = id.and_then(|id| match &principal {
         Principal::Operator => site.records.find(&id),
         Principal::Tenant(tenant) => site.records.get(tenant, &id),
     });
-    record
-        .map(Json)
-        .ok_or_else(|| {
+    record.ok_or_else(|| {
             let message = "no request of this id is remembered here: ask the site that took it; of several answers \
                            each has its own, ID-1 and so on; a request that was not understood has none, and the \
                            oldest are forgotten first";
             RequestError::new(ErrorKind::NotFound, message).with_code("request_not_found")
-        })
+    })
 }
 
 pub(super) async fn requests(

@@ -33,6 +33,7 @@ fn record() -> PathRecord {
             detail: None,
         }],
         shadows: Vec::new(),
+        verdicts: Vec::new(),
         placements: Vec::new(),
         stages: vec![StageRecord {
             name: "decode".into(),

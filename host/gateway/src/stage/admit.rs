@@ -26,6 +26,10 @@ pub(super) fn admit(
     events: mpsc::UnboundedSender<AnswerEvent>,
 ) -> Result<Journey, RequestError> {
     let arrived = site.parts.clock.now();
+    if site.is_draining() {
+        let text = "this site is being taken out of service; send the request to another one";
+        return Err(RequestError::unavailable(text, RETRY_AFTER).with_code("site_draining"));
+    }
     let permit = Arc::clone(&site.permits).try_acquire_owned().map_err(|_| {
         let text = "too many requests are in flight at this site; try again";
         RequestError::unavailable(text, RETRY_AFTER).with_code("overloaded")
@@ -108,6 +112,7 @@ fn blank_record(request: &Accepted) -> PathRecord {
         policies: Vec::new(),
         shadows: Vec::new(),
         placements: Vec::new(),
+        verdicts: Vec::new(),
         stages: Vec::new(),
         kv: KvRecord::default(),
         fetches: Vec::new(),

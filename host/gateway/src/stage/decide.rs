@@ -2,12 +2,14 @@
 
 use super::journey::{Fault, Journey};
 use crate::error::{ErrorKind, RequestError};
+use crate::live::Home;
 use portolan_base::{INDEX_BLOCK_TOKENS, Tokens};
 use portolan_decide::{
-    DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, Refusal, RequestFacts, Route, decide,
+    DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, PrefillMode, Refusal, RequestFacts, Route,
+    decide,
 };
 use portolan_policy::NameTables;
-use portolan_ports::Retention;
+use portolan_ports::{Engine, Retention};
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -104,6 +106,7 @@ impl Journey {
         self.record.candidates = record.candidates;
         self.record.left_out = record.left_out;
         self.record.placements = record.placements;
+        self.record.verdicts = record.verdicts;
         self.record.policies.extend(record.policies);
         self.record.fallbacks.extend(record.fallbacks);
     }
@@ -132,13 +135,30 @@ impl Journey {
                 .site
                 .outputs
                 .expected(&request.tenant.name, request.max_tokens),
-            prefill_mode: request.prefill_mode,
+            prefill_mode: self.prefill_mode(),
             priority: request.priority,
             ttft_slo_ms: request.ttft_slo_ms,
             seed,
             now: self.now(),
             labels: request.labels.clone(),
         })
+    }
+
+    /// Where the prompt is to be computed: as the client asked, or as the operator rules where it did not.
+    fn prefill_mode(&self) -> PrefillMode {
+        let computes = |engine: &std::sync::Arc<dyn Engine>| {
+            let about = engine.describe();
+            about.model == self.request.model && about.role.prefills()
+        };
+        let home = match self.site.parts.engines.values().any(computes) {
+            true => Home::Prefills,
+            false => Home::Cannot,
+        };
+        let tokens = Tokens(self.record.prompt_tokens);
+        self.site
+            .live()
+            .prefill
+            .mode(self.request.prefill_mode, tokens, home)
     }
 
     pub(super) fn model(&self) -> &crate::site::ServedModel {

@@ -70,7 +70,7 @@ impl Journey {
         tokens: &mut mpsc::UnboundedReceiver<DecodeEvent>,
         before_the_first: bool,
     ) -> Result<Option<DecodeEvent>, Fault> {
-        let rule = self.site.parts.timeouts;
+        let rule = self.site.live().timeouts;
         let begun = Instant::now();
         let mut wait = match leg.is_remote() {
             true => rule.remote_decode,

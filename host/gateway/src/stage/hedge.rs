@@ -38,7 +38,7 @@ pub(super) enum First {
 impl Journey {
     /// What may be begun beside the order of `leg`; `rest` are the plan's other routes.
     pub(super) fn hedge(&self, leg: &Leg, rest: &[Route]) -> Option<Hedge> {
-        let after = self.site.parts.timeouts.hedge(&leg.facts)?;
+        let after = self.site.live().timeouts.hedge(&leg.facts)?;
         let here = |route: &Route| {
             let site = self.fleet.instance(route.prefill).map(|instance| instance.site);
             site == Some(self.site.parts.index) && route.decode == leg.route.decode

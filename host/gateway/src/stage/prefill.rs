@@ -18,7 +18,7 @@ impl Journey {
         }
         let begun = self.enter("prefill");
         let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        let limit = self.site.parts.timeouts.prefill(&leg.facts);
+        let limit = self.site.live().timeouts.prefill(&leg.facts);
         let prefill = compute(engine.as_ref(), self.prefill_job(leg, held.tokens));
         let computed = match leg.patience.prefill_elsewhere {
             true => tokio::time::timeout(limit, prefill).await,

@@ -6,6 +6,7 @@ mod replica;
 use super::journey::{Fault, Journey};
 use crate::rollout;
 use portolan_base::Tokens;
+use portolan_policy::Placement;
 
 /// Ends a request.
 pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
@@ -40,6 +41,11 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         replica::note_ask(journey);
         ahead::note_visit(journey);
     }
+    // A site that may not see the data keeps nothing that the client said about it either.
+    if is_denied_here(journey) {
+        journey.record.labels.clear();
+        journey.record.trace_id = None;
+    }
     journey.note_stage("settle", begun);
     let record = journey.record.clone();
     let route = record.route.as_ref();
@@ -57,4 +63,11 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     journey.site.records.put(record.clone());
     journey.passes.take();
     rollout::follow_up(&journey.site, &journey.policies.shadows, &record);
+}
+
+/// Whether the residency answer denies the data of a request to the site that it came in at: no plan was made then.
+fn is_denied_here(journey: &Journey) -> bool {
+    let own = journey.site.parts.name.as_str();
+    let mut verdicts = journey.record.verdicts.iter();
+    verdicts.any(|verdict| verdict.site == own && verdict.placement == Placement::Denied)
 }

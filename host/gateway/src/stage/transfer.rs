@@ -42,7 +42,7 @@ impl Journey {
         };
         let parts = &self.site.parts;
         let limit = match leg.patience.prefill_elsewhere {
-            true => parts.timeouts.prefill(&leg.facts),
+            true => self.site.live().timeouts.prefill(&leg.facts),
             false => Duration::MAX,
         };
         let (transport, clock) = (parts.transport.as_ref(), parts.clock.as_ref());
@@ -193,7 +193,7 @@ impl Journey {
             held: 0,
             retention,
             draw: self.policies.draw,
-            fidelity: self.site.parts.exact.fidelity(&tenant.name, &tenant.user_class),
+            fidelity: self.site.live().exact.fidelity(&tenant.name, &tenant.user_class),
             dependencies: Arc::clone(&self.about.dependencies),
             fetch_from: Arc::default(),
             purpose: OrderPurpose::Serve,

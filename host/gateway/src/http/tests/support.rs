@@ -37,7 +37,13 @@ pub(super) const GLOBEX: &str = "key-globex";
 pub(super) const OPERATOR: &str = "key-operator";
 
 /// 2026-01-01T00:00:00Z in microseconds; each reading is one later.
-struct StepClock(AtomicU64);
+pub(super) struct StepClock(AtomicU64);
+
+impl StepClock {
+    pub(super) fn from_2026() -> Self {
+        Self(AtomicU64::new(1_767_225_600_000_000))
+    }
+}
 
 impl Clock for StepClock {
     fn now(&self) -> Moment {
@@ -45,7 +51,13 @@ impl Clock for StepClock {
     }
 }
 
-struct Counter(AtomicU64);
+pub(super) struct Counter(AtomicU64);
+
+impl From<u64> for Counter {
+    fn from(first: u64) -> Self {
+        Self(AtomicU64::new(first))
+    }
+}
 
 impl Random for Counter {
     fn next_u64(&self) -> u64 {
@@ -146,7 +158,7 @@ impl App {
         let store = Arc::new(store());
         let names = names();
         let fleet = Arc::new(FakeFleet::new(view(instances), names.clone()));
-        let clock: Arc<dyn Clock> = Arc::new(StepClock(AtomicU64::new(1_767_225_600_000_000)));
+        let clock: Arc<dyn Clock> = Arc::new(StepClock::from_2026());
         let tables = Arc::new(names);
         let desk = PolicyDesk::new(DeskParts {
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
@@ -169,7 +181,7 @@ impl App {
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
             desk: Arc::new(rules(desk)),
             clock,
-            random: Arc::new(Counter(AtomicU64::new(1))),
+            random: Arc::new(Counter::from(1)),
             secret: [7; 32],
             public: Arc::default(),
             limits,
@@ -329,7 +341,7 @@ pub(super) fn request(method: Method, path: &str, key: &str, body: Body) -> Requ
     builder.body(body).unwrap()
 }
 
-fn description(instance: &str) -> EngineDescription {
+pub(super) fn description(instance: &str) -> EngineDescription {
     let model = ModelName::new("fake").unwrap();
     let layers = vec![LayerKv::FullAttention {
         kv_heads: 1,

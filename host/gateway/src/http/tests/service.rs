@@ -1,0 +1,77 @@
+//! A whole site is taken out of service, and back.
+
+use super::support::{ACME, App, OPERATOR, expect_error};
+use portolan_ports::{EngineFault, PolicyStore};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn prompt() -> Value {
+    json!({"model": "fake", "prompt": "hello", "temperature": 0})
+}
+
+#[tokio::test]
+async fn a_drained_site_ends_what_it_has_and_takes_nothing_new_until_it_returns() {
+    let app = Arc::new(App::of_instances(&["e1", "e2"]));
+    app.engine
+        .set_fault(Some(EngineFault::SlowPrefill(Duration::from_millis(300))));
+    let asking = Arc::clone(&app);
+    let under_way = tokio::spawn(async move { asking.complete(prompt()).await });
+    while app.get(OPERATOR, "/v1/portolan/site").await.json()["in_flight"] != 1 {
+        tokio::task::yield_now().await;
+    }
+    let reply = app
+        .post_as(OPERATOR, "/v1/portolan/site/drain", json!({"reason": "power"}))
+        .await;
+    let told = reply.json();
+    assert_eq!(
+        (&told["service"], &told["idle"]),
+        (&json!("draining"), &json!(false)),
+        "{told}"
+    );
+    let refused = app.complete(prompt()).await;
+    expect_error(
+        "drained",
+        &refused,
+        (
+            503,
+            "service_unavailable_error",
+            None,
+            "is being taken out of service",
+        ),
+    );
+    assert_eq!(refused.json()["error"]["code"], "site_draining");
+    assert!(!refused.header("retry-after").is_empty());
+    assert_eq!(
+        app.get("", "/health").await.status,
+        503,
+        "a load balancer goes elsewhere"
+    );
+    assert_eq!(under_way.await.unwrap().status, 200, "what had begun ends");
+    assert_eq!(app.get(OPERATOR, "/v1/portolan/site").await.json()["idle"], true);
+
+    let reply = app.post_as(OPERATOR, "/v1/portolan/site/return", json!({})).await;
+    assert_eq!(reply.json()["service"], "open");
+    assert_eq!(app.complete(prompt()).await.status, 200);
+    assert_eq!(app.get("", "/health").await.status, 200);
+    let audit = app.store.audit(10).unwrap();
+    let seen: Vec<_> = audit
+        .iter()
+        .map(|line| (line.action.as_str(), line.subject.as_str()))
+        .collect();
+    assert!(
+        seen.contains(&("instance.drain", "site paris")) && seen.contains(&("instance.resume", "site paris"))
+    );
+}
+
+#[tokio::test]
+async fn only_the_operator_may() {
+    let app = App::new();
+    for (path, key) in [
+        ("/v1/portolan/site/drain", ACME),
+        ("/v1/portolan/site/return", ACME),
+    ] {
+        assert_eq!(app.post_as(key, path, json!({})).await.status, 403);
+    }
+    assert_eq!(app.complete(prompt()).await.status, 200);
+}
