@@ -3,7 +3,7 @@
 use portolan_base::{InstanceName, ModelName, RequestId, SiteName, TenantName};
 use portolan_gateway::receive::{BrokenOff, receive};
 use portolan_ports::{KvOrder, OrderPurpose, Retention, TransferError};
-use portolan_tests::world::{ACME, ADMIN, MODEL, shipped};
+use portolan_tests::world::{ACME, ADMIN, MODEL, record_of, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use std::sync::Arc;
 
@@ -120,6 +120,59 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
             other => panic!("{jurisdiction}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn patient_data_stays_in_the_eu_however_hot_its_prefix_is_elsewhere() {
+    let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
+    let case = Oracle::of("tiny-qwen3").prompts.remove(2);
+    let ask = Ask::tokens(&case.prompt_ids).remote_preferred();
+    world.ask(&ask);
+    let hot = world.ask(&ask).record;
+    assert_eq!(
+        (hot.route.unwrap().prefill_site.as_str(), hot.kv.cached_tokens),
+        ("virginia", 128),
+        "hot in Virginia"
+    );
+
+    let before = world.arrived();
+    let mut body = ask.body(false);
+    body["portolan"] = serde_json::json!({"jurisdiction": "eu"});
+    let acme = world.client(ACME);
+    let reply = acme.post("/v1/completions", &body).unwrap();
+    assert_eq!(
+        reply.body["choices"][0]["token_ids"],
+        serde_json::json!(case.greedy_ids)
+    );
+    let id = reply.request_id.unwrap();
+    let record = record_of(&acme, &id);
+    assert_eq!(record.route.unwrap().prefill_site, "paris");
+    assert!(
+        record.fetches.is_empty() && record.kv.bytes_moved == 0,
+        "nothing came from Virginia"
+    );
+    assert!(world.arrived() < before + 10_000, "and nothing crossed but pings");
+
+    let path = format!("/v1/portolan/requests/{id}/residency");
+    let told = acme.get(&path).unwrap().body;
+    assert_eq!(told["jurisdiction"], "eu");
+    let sites: Vec<_> = ["site", "placement", "platform", "tenant", "why"]
+        .map(|key| told["sites"][1][key].clone())
+        .into();
+    let expected = serde_json::json!([
+        "virginia",
+        "denied",
+        "denied",
+        null,
+        "the site lies outside the data's jurisdiction"
+    ]);
+    assert_eq!(serde_json::json!(sites), expected);
+    assert_eq!(told["sites"][0]["placement"], "resident");
+    assert!(
+        world.client(portolan_tests::world::GLOBEX).get(&path).is_err(),
+        "another tenant's request"
+    );
+    assert!(world.client(ADMIN).get(&path).is_ok());
 }
 
 #[test]

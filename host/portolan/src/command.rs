@@ -4,8 +4,10 @@ mod approval;
 mod authoring;
 mod bench;
 mod compile_worker;
+mod config;
 mod demo;
 mod demo_fleet;
+mod dr;
 mod generate;
 mod instance;
 mod kv;
@@ -18,10 +20,12 @@ mod output;
 mod plan;
 mod policy;
 mod request;
+mod residency;
 mod rollout;
 mod serve;
 mod signing;
 mod simulate;
+mod site;
 mod tls;
 mod usage;
 
@@ -33,15 +37,19 @@ use std::process::ExitCode;
 pub use approval::ApprovalCommand;
 pub use authoring::NewArgs;
 pub use bench::{BenchCommand, Compress, TransportArgs};
+pub use config::{ChangeArgs, ConfigCommand};
+pub use dr::{DrArgs, DrCommand, DrillArgs};
 pub use instance::InstanceCommand;
 pub use kv::{EstimateArgs, KvCommand, QualityArgs};
 pub use modelled::ModelledArgs;
 pub use output::Failure;
 pub use plan::{PlanArgs, PlanExample};
 pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
+pub use residency::ResidencyCommand;
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
 pub use simulate::{Example, SimulateArgs};
+pub use site::{SiteArgs, SiteCommand};
 pub use usage::{AuditArgs, ListArgs};
 
 /// The programmable data and control plane for LLM inference across datacenters.
@@ -88,6 +96,12 @@ pub enum Command {
     /// Check, upload and activate policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Back a model service up, check the backup, and drill bringing it back.
+    #[command(subcommand)]
+    Dr(DrCommand),
+    /// Look at a configuration file, and change that of a running host.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Look at what tenants use.
     #[command(subcommand)]
     Tenant(TenantCommand),
@@ -100,9 +114,15 @@ pub enum Command {
     /// Take an instance out of service, and back.
     #[command(subcommand)]
     Instance(InstanceCommand),
+    /// Take a whole site out of service, and back.
+    #[command(subcommand)]
+    Site(SiteCommand),
     /// Look at requests that were served.
     #[command(subcommand)]
     Request(RequestCommand),
+    /// Ask which sites may see the data of a request.
+    #[command(subcommand)]
+    Residency(ResidencyCommand),
     /// Measure this program on this machine.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -407,12 +427,16 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::CompileWorker => compile_worker::run(),
         #[cfg(feature = "nixl")]
         Command::NixlWorker(args) => nixl_worker::run(&args),
+        Command::Dr(command) => dr::run(command, json),
+        Command::Config(command) => config::run(command, json),
         Command::Policy(command) => policy::run(command, json),
         Command::Tenant(command) => usage::tenant(command, json),
         Command::Fleet { server } => usage::fleet(&server, json),
         Command::Instance(command) => instance::run(&command, json),
+        Command::Site(command) => site::run(&command, json),
         Command::Request(RequestCommand::List(args)) => usage::requests(&args, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
+        Command::Residency(command) => residency::run(&command, json),
         Command::Bench(command) => bench::run(&command, json),
         Command::Simulate(args) => simulate::run(&args, json),
         Command::Kv(command) => kv::run(command, json),

@@ -1,46 +1,72 @@
 //! The configuration file: one YAML document, checked before any port is bound.
 
+mod book;
+mod changing;
 mod compression;
 mod fleet;
 mod kv;
+mod limits;
 mod link;
 mod nixl;
+mod observability;
 mod patience;
+mod pool;
 mod quotas;
+mod recovery;
+mod routing;
 mod scaling;
+mod schema;
+mod secrets;
 mod site;
+mod transfer;
+mod tree;
 mod trust;
+mod unknown;
 
+pub use book::{fill, tables};
+pub use changing::{ChangingConfig, Takes, takes_of};
 pub use compression::LinkCompression;
 pub use fleet::{FleetConfig, FleetSecret, NatsSettings, NatsTlsSettings};
 pub use kv::{KvConfig, PrewarmConfig, PublicPrefix, ReplicateConfig, TiersConfig};
+pub use limits::LimitsConfig;
 pub use link::{LinkConfig, PathConfig, SimulatedWan};
 pub use nixl::{LinkBackend, NixlSettings};
+pub use observability::ObservabilityConfig;
 pub use patience::{RetriesConfig, TimeoutsConfig};
+pub use pool::ResourceClass;
 pub use quotas::{QuotaConfig, RuntimeQuotas};
+pub use recovery::{ProbeConfig, RecoveryConfig};
+pub use routing::{Mode, RoutingConfig};
 pub use scaling::{NoWebhook, ScalingConfig, WebhookUrl};
+pub use schema::schema;
+pub use secrets::mask;
 pub use site::{InstanceConfig, SiteConfig, TlsConfig};
+pub use transfer::TransferConfig;
+pub use tree::Change;
 pub use trust::{OperatorKey, PoliciesConfig, SigningKey};
 
 use link::link_spec;
 use portolan_base::kv::KvWindow;
 use portolan_base::{ModelName, SiteName, TenantName};
 use portolan_fleet::{Topology, TopologyError};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use site::site_spec;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use unknown::{UnknownKey, unknown_keys};
 
 /// Everything an operator says about a host.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Folder of the store: policies, bindings, tenants, keys, audit.
+    /// Folder of the store; made if there is none.
     pub data_dir: PathBuf,
-    /// Folder watched for `TENANT/QUESTION.wasm`; none: that door stays shut.
+    /// Watched folder for `TENANT/QUESTION.wasm`; without it that door stays shut.
     #[serde(default)]
     pub policies_dir: Option<PathBuf>,
-    /// Keys of the platform's operator.
+    /// Keys of the platform's operators; at least one that is not empty; the audit log names `name`.
     pub operator_keys: Vec<OperatorKey>,
     /// Rules for the platform's policies.
     #[serde(default)]
@@ -48,21 +74,22 @@ pub struct Config {
     /// Rules for KV kept for reuse.
     #[serde(default)]
     pub kv: KvConfig,
-    /// How long stages may take.
+    /// How long a stage may take before the next route is tried.
     #[serde(default)]
     pub timeouts: TimeoutsConfig,
-    /// How much may be tried again.
+    /// How much is tried again.
     #[serde(default)]
     pub retries: RetriesConfig,
-    /// User classes, the lowest first.
+    /// The lowest class first; a request may claim its tenant's class or a later one.
     #[serde(default = "default_classes")]
     pub user_classes: Vec<String>,
     /// Models and where their files are.
     pub models: Vec<ModelConfig>,
-    /// All sites of the fleet.
+    /// All sites of the fleet; at least one.
     pub sites: Vec<SiteConfig>,
     /// Those of them that this process runs; none named: all.
     #[serde(default)]
+    #[schemars(with = "Vec<schema::Name>")]
     pub run: Vec<SiteName>,
     /// What the processes of a fleet share.
     #[serde(default)]
@@ -73,42 +100,82 @@ pub struct Config {
     /// Tenants and their keys.
     #[serde(default)]
     pub tenants: Vec<TenantConfig>,
-    /// User classes whose KV never crosses quantised.
+    /// User classes, each one of `user_classes`, whose KV never crosses quantised.
     #[serde(default)]
     pub exact_kv_classes: Vec<String>,
-    /// Whom to tell how many instances the load asks for.
+    /// Whom to tell how many instances the load asks for ([scheduling.md](scheduling.md#scaling)).
     #[serde(default)]
     pub scaling: ScalingConfig,
+    /// `cross_site`, or `local`: no KV crosses between sites, as if there were no links.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Where prompts may be computed.
+    #[serde(default)]
+    pub routing: RoutingConfig,
+    /// How KV crosses between sites.
+    #[serde(default)]
+    pub transfer: TransferConfig,
+    /// What each site lets in at once.
+    #[serde(default)]
+    pub limits: LimitsConfig,
+    /// What the host tells of itself.
+    #[serde(default)]
+    pub observability: ObservabilityConfig,
+    /// What instances of one kind of machine have in common, by a name that `resource_class` gives.
+    #[serde(default)]
+    pub resource_classes: BTreeMap<String, ResourceClass>,
+    /// How this file is changed while the host runs.
+    #[serde(default)]
+    pub changing: ChangingConfig,
+    /// Backups and drills.
+    #[serde(default)]
+    pub recovery: RecoveryConfig,
+    /// Where it was read, if it was.
+    #[serde(skip)]
+    pub source: Option<Source>,
+}
+
+/// Where a configuration was read.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The file.
+    pub path: PathBuf,
+    /// What stood there.
+    pub text: String,
 }
 
 /// A model.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Its public name.
+    /// Its public name; no two alike.
+    #[schemars(with = "schema::Name")]
     pub name: ModelName,
-    /// A Hugging Face folder or a `.gguf` file.
+    /// A Hugging Face folder (`Qwen3ForCausalLM`, `Qwen3_5ForCausalLM`) or a `.gguf` file (`llama`).
     pub path: PathBuf,
     /// Raise it whenever the files change: KV of one version never meets another.
     #[serde(default = "one")]
     pub version: u64,
-    /// Attention over the latest tokens, and the first ones, only.
+    /// Attention looks at the latest tokens only: [kv-quality.md](kv-quality.md#windows). Another window is another
+    /// model: give it a name or a `version` of its own.
     #[serde(default)]
+    #[schemars(with = "Option<schema::WindowKeys>")]
     pub window: Option<KvWindow>,
 }
 
 /// A tenant.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// Its name.
+    #[schemars(with = "schema::Name")]
     pub name: TenantName,
-    /// Keys that let it in.
+    /// Keys that let it in; a key lets in one tenant only.
     pub keys: Vec<String>,
-    /// Where its data may be processed; empty or `any`: no restriction.
+    /// Where its data may be processed: a jurisdiction of some site; empty or `any`: no restriction.
     #[serde(default)]
     pub jurisdiction: String,
-    /// Its class; empty: the lowest.
+    /// Its class, one of `user_classes`; empty: the lowest.
     #[serde(default)]
     pub user_class: String,
     /// Whether its policies must be signed by one of `signing_keys`.
@@ -117,13 +184,13 @@ pub struct TenantConfig {
     /// Whose signatures count for its policies; several while keys are rotated.
     #[serde(default)]
     pub signing_keys: Vec<SigningKey>,
-    /// Whether its KV never crosses quantised.
+    /// The tenant's KV never crosses quantised.
     #[serde(default)]
     pub exact_kv: bool,
     /// What it may use, where that is not as usual.
     #[serde(default)]
     pub quotas: QuotaConfig,
-    /// Thousandths of each pool that it is promised; none: an equal part of what is left.
+    /// Thousandths of each KV pool that it is promised; at most 1000 together.
     #[serde(default)]
     pub kv_share_permille: Option<u32>,
 }
@@ -176,6 +243,11 @@ impl Config {
             path: path.to_owned(),
             source,
         })?;
+        Self::of_file(path, text)
+    }
+
+    /// As [`Config::read`], of a file that holds `text`.
+    pub fn of_file(path: &Path, text: String) -> Result<Self, ConfigError> {
         let mut config = Self::parse(&text).map_err(|error| match error {
             ConfigError::Parse { detail, .. } => ConfigError::Parse {
                 path: path.to_owned(),
@@ -184,15 +256,27 @@ impl Config {
             other => other,
         })?;
         config.resolve_paths(path.parent().unwrap_or(Path::new(".")));
+        config.source = Some(Source {
+            path: path.to_owned(),
+            text,
+        });
         Ok(config)
     }
 
     /// Parses and checks a document.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let config: Self = serde_saphyr::from_str(text).map_err(|e| ConfigError::Parse {
+        let parse = |detail: String| ConfigError::Parse {
             path: PathBuf::from("configuration"),
-            detail: e.to_string(),
-        })?;
+            detail,
+        };
+        let mut config: Self = serde_saphyr::from_str(text).map_err(|e| parse(explain(text, &e)))?;
+        config.check_shorthands()?;
+        if config.has_shorthands() {
+            let document = serde_saphyr::from_str::<Value>(text);
+            let mut document = document.map_err(|e| parse(e.to_string()))?;
+            pool::write_out(&mut document);
+            config = serde_json::from_value(document).map_err(|e| parse(e.to_string()))?;
+        }
         config.check()?;
         Ok(config)
     }
@@ -215,12 +299,23 @@ impl Config {
                 *path = base.join(&*path);
             }
         }
+        for path in self.recovery_paths().filter(|path| path.is_relative()) {
+            *path = base.join(&*path);
+        }
+        if let Some(target) = self
+            .recovery
+            .target
+            .as_mut()
+            .filter(|target| !target.starts_with("s3://"))
+        {
+            *target = base.join(&*target).display().to_string();
+        }
     }
 
     /// The fleet it describes.
     pub fn topology(&self) -> Result<Topology, ConfigError> {
         let sites = self.sites.iter().map(site_spec).collect();
-        let links = self.links.iter().map(link_spec).collect();
+        let links = self.links_in_use().iter().map(link_spec).collect();
         Ok(Topology::new(sites, links, self.user_classes.clone())?)
     }
 
@@ -242,6 +337,12 @@ impl Config {
         self.check_scaling()?;
         self.check_kv()?;
         self.check_patience()?;
+        self.check_routing()?;
+        self.check_transfer()?;
+        self.check_limits()?;
+        self.check_observability()?;
+        self.check_changing()?;
+        self.check_recovery()?;
         self.check_quotas()
     }
 
@@ -283,6 +384,17 @@ impl Config {
                     key("budget_mbps"),
                     "at least 1 is needed, or KV never moves",
                 ));
+            }
+            if link
+                .min_bandwidth_mbps
+                .is_some_and(|least| least > link.capacity_mbps)
+            {
+                let problem = "the link's `capacity_mbps` is less: KV would never cross";
+                return Err(ConfigError::value(key("min_bandwidth_mbps"), problem));
+            }
+            if link.max_latency_ms == Some(0) {
+                let problem = "at least 1 is needed, or KV never crosses";
+                return Err(ConfigError::value(key("max_latency_ms"), problem));
             }
             if link.lanes == Some(0) {
                 return Err(ConfigError::value(key("lanes"), "at least 1 is needed"));
@@ -351,6 +463,27 @@ impl Config {
     }
 }
 
+/// Why a document is not a configuration: a key that there is not is named with its place and what was meant.
+fn explain(text: &str, error: &serde_saphyr::Error) -> String {
+    let document = serde_saphyr::from_str::<Value>(text).unwrap_or_default();
+    let unknown = unknown_keys(&document);
+    if unknown.is_empty() {
+        return error.to_string();
+    }
+    // The parser stops at the first one, and knows the line.
+    let at = error.location();
+    let said = error.to_string();
+    let here = |key: &UnknownKey| said.contains(&format!("`{}`", key.key));
+    let mut lines: Vec<String> = unknown.iter().map(ToString::to_string).collect();
+    if let Some(at) = at
+        && let Some(position) = unknown.iter().position(here)
+    {
+        lines.swap(0, position);
+        lines[0] = format!("line {}, column {}: {}", at.line(), at.column(), lines[0]);
+    }
+    lines.join("\n")
+}
+
 fn default_classes() -> Vec<String> {
     vec!["standard".to_owned()]
 }
@@ -358,6 +491,9 @@ fn default_classes() -> Vec<String> {
 fn one() -> u64 {
     1
 }
+
+#[cfg(test)]
+mod tutorial;
 
 #[cfg(test)]
 mod tests {

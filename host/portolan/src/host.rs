@@ -2,25 +2,32 @@
 
 mod bus;
 mod carrier;
+mod live;
 mod parts;
+mod recovery;
 mod site;
+mod spill;
 mod tiers;
 mod tls;
 
+pub use live::SetLogLevel;
 pub use parts::{HostError, component_loader, component_loader_with};
+pub use recovery::RecoveryState;
 pub use site::RunningSite;
 
 use crate::config::{Config, LinkConfig};
 use crate::system::{OsRandom, SystemClock};
 use crate::watch;
 use bus::HostBus;
+use live::LiveConfig;
 use parts::{Shared, derive_secrets};
 use portolan_base::{Clock, Random, SiteName};
 use portolan_gateway::policies::{DeskParts, PolicyDesk};
 use portolan_plugin::Compilation;
-use portolan_ports::{PolicyState, PolicyStore, Transport};
+use portolan_ports::{Changer, ConfigDone, ConfigOrder, ConfigRefusal, PolicyState, PolicyStore, Transport};
 use portolan_store::SledStore;
 use portolan_transport::fault_proxy::FaultProxy;
+use recovery::RecoveryDesk;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -32,6 +39,8 @@ pub struct Host {
     /// Wide-area links that are simulated, by (from, to).
     proxies: BTreeMap<(SiteName, SiteName), FaultProxy>,
     shared: Shared,
+    /// What the host does by itself.
+    duties: JoinSet<()>,
     _watch: Option<watch::Watch>,
 }
 
@@ -59,6 +68,7 @@ impl Host {
             compilation,
             Arc::clone(&clock),
         )?;
+        let live = LiveConfig::start(&config, Arc::clone(&store), Arc::clone(&clock))?;
         let names = Arc::new(topology.names().clone());
         let desk = PolicyDesk::new(DeskParts {
             store: Arc::clone(&store) as Arc<dyn PolicyStore>,
@@ -77,6 +87,7 @@ impl Host {
         let models = parts::load_models(&config).await?;
         let public = Arc::new(parts::public_prefixes(&config, &models)?);
         let bus = HostBus::open(&config, &topology, &secrets).await?;
+        let recovery = RecoveryDesk::new(config.clone(), Arc::clone(&store), Arc::clone(&clock));
         let shared = Shared {
             topology,
             store,
@@ -89,6 +100,8 @@ impl Host {
             secrets,
             exact: config.exact_kv(),
             public,
+            recovery,
+            live,
             config,
         };
         let mut sites = Vec::new();
@@ -96,7 +109,7 @@ impl Host {
             sites.push(RunningSite::prepare(site, &shared).await?);
         }
         let mut proxies = BTreeMap::new();
-        for link in &shared.config.links {
+        for link in shared.config.links_in_use() {
             connect(link, &shared.config, &sites, &mut proxies).await?;
         }
         for site in &mut sites {
@@ -106,6 +119,8 @@ impl Host {
             site.open(&shared)?;
         }
         parts::finish_restoring(&desk, restored.pending)?;
+        let mut duties = JoinSet::new();
+        shared.recovery.start(&mut duties);
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
         let watch = shared.config.policies_dir.clone().map(start);
         let watch = watch.transpose().map_err(HostError::Watch)?;
@@ -113,6 +128,7 @@ impl Host {
             sites,
             proxies,
             shared,
+            duties,
             _watch: watch,
         })
     }
@@ -125,6 +141,21 @@ impl Host {
     /// A site by name.
     pub fn site(&self, name: &str) -> Option<&RunningSite> {
         self.sites.iter().find(|site| site.name().as_str() == name)
+    }
+
+    /// Changes the configuration as its operators do.
+    ///
+    /// # Errors
+    /// Why nothing was changed.
+    pub async fn reconfigure(&self, order: ConfigOrder, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
+        let live = Arc::clone(&self.shared.live);
+        let done = tokio::task::spawn_blocking(move || live.change(order, by)).await;
+        done.map_err(|error| ConfigRefusal::Broken(error.to_string()))?
+    }
+
+    /// Lets changes of `observability.log_level` reach the log.
+    pub fn on_log_level(&self, set: SetLogLevel) {
+        self.shared.live.set_log(set);
     }
 
     /// The policies.
@@ -161,7 +192,7 @@ impl Host {
         };
         self.sites.push(RunningSite::prepare(config, &self.shared).await?);
         let touches = |link: &&LinkConfig| link.from == config.name || link.to == config.name;
-        for link in self.shared.config.links.iter().filter(touches) {
+        for link in self.shared.config.links_in_use().iter().filter(touches) {
             connect(link, &self.shared.config, &self.sites, &mut self.proxies).await?;
         }
         match self.sites.last_mut() {
@@ -174,7 +205,8 @@ impl Host {
     }
 
     /// Ends every site in order, all at once: see [`RunningSite::stop`].
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
+        self.duties.shutdown().await;
         let mut stopping = JoinSet::new();
         for site in self.sites {
             stopping.spawn(site.stop());

@@ -8,6 +8,7 @@ pub mod chart;
 pub mod client;
 pub mod command;
 pub mod config;
+pub mod dr;
 pub mod host;
 pub mod kv;
 pub mod lab;

@@ -20,7 +20,7 @@ const CONFIG: &str = include_str!("../../../../examples/02-two-sites/portolan.ya
 
 pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
     // The tour tells the story; log lines would talk over it.
-    logging::start("error", LogFormat::Text)?;
+    drop(logging::start("error", LogFormat::Text)?);
     need(&args.model, "the demo model", "`make demo` fetches it")?;
     need(
         &args.plugins,

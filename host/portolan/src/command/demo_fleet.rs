@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 pub(super) fn run(args: &DemoFleetArgs) -> Result<(), Failure> {
     // The tour tells the story; log lines would talk over it.
-    logging::start("error", LogFormat::Text)?;
+    drop(logging::start("error", LogFormat::Text)?);
     need(&args.model, "the demo model", "`make demo-fleet` fetches it")?;
     let folder = tempfile::Builder::new()
         .prefix("portolan-demo-fleet-")

@@ -1,6 +1,7 @@
 //! Log lines: to standard error, `RUST_LOG` chooses which.
 
 use super::output::Failure;
+use crate::host::SetLogLevel;
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
@@ -17,7 +18,8 @@ pub(super) enum LogFormat {
 ///
 /// # Errors
 /// When `RUST_LOG` cannot be read: lines that were asked for would silently be missing.
-pub(super) fn start(level: &str, format: LogFormat) -> Result<(), Failure> {
+pub(super) fn start(level: &str, format: LogFormat) -> Result<SetLogLevel, Failure> {
+    let fixed = std::env::var_os(EnvFilter::DEFAULT_ENV).is_some();
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(wanted) => EnvFilter::try_new(&wanted).map_err(|e| {
             Failure::new(format!(
@@ -30,10 +32,30 @@ pub(super) fn start(level: &str, format: LogFormat) -> Result<(), Failure> {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
-    let started = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().try_init(),
-    };
-    drop(started);
-    Ok(())
+    Ok(match format {
+        LogFormat::Text => {
+            let builder = builder.with_filter_reloading();
+            let handle = builder.reload_handle();
+            drop(builder.try_init());
+            level_setter(fixed, move |filter| drop(handle.reload(filter)))
+        }
+        LogFormat::Json => {
+            let builder = builder.json().with_filter_reloading();
+            let handle = builder.reload_handle();
+            drop(builder.try_init());
+            level_setter(fixed, move |filter| drop(handle.reload(filter)))
+        }
+    })
+}
+
+/// Changes which lines are written, unless `RUST_LOG` fixed that for the life of the process.
+fn level_setter(fixed: bool, set: impl Fn(EnvFilter) + Send + Sync + 'static) -> SetLogLevel {
+    Box::new(move |level| match EnvFilter::try_new(level) {
+        Ok(filter) if !fixed => set(filter),
+        Ok(_) => tracing::warn!(
+            level,
+            "RUST_LOG is set and goes before the configuration's log level"
+        ),
+        Err(error) => tracing::warn!(level, %error, "the log level cannot be read"),
+    })
 }

@@ -6,6 +6,7 @@ use crate::config::{Config, FleetSecret};
 use crate::host::Host;
 use portolan_base::SiteName;
 use portolan_plugin::Compilation;
+use portolan_ports::{Changer, ConfigOrder};
 use std::path::{Path, PathBuf};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -44,13 +45,15 @@ impl Here {
 
 fn serve(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
     let config = here.apply(Config::read(file).map_err(Failure::new)?)?;
-    logging::start("info", if json { LogFormat::Json } else { LogFormat::Text })?;
+    let format = if json { LogFormat::Json } else { LogFormat::Text };
+    let set_log_level = logging::start(&config.observability.log_level, format)?;
     let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
     runtime.block_on(async {
         let host = Host::start_compiling(config, compilation)
             .await
             .map_err(Failure::new)?;
+        host.on_log_level(set_log_level);
         for site in host.sites() {
             tracing::info!(site = %site.name(), listen = %site.http(), "the site is open");
             if json {
@@ -59,12 +62,41 @@ fn serve(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
                 line(format!("{} listens on http://{}", site.name(), site.http()));
             }
         }
-        stop_signal().await.map_err(Failure::new)?;
+        until_told_to_stop(&host).await.map_err(Failure::new)?;
         tracing::info!("told to stop; answers under way may finish");
         host.stop().await;
         tracing::info!("stopped");
         Ok(())
     })
+}
+
+/// Returns when the process is asked to end; until then a hang-up has the host read its file again.
+async fn until_told_to_stop(host: &Host) -> std::io::Result<()> {
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let stop = stop_signal();
+    tokio::pin!(stop);
+    loop {
+        tokio::select! {
+            stopped = &mut stop => return stopped,
+            _ = hang_up.recv() => reload(host).await,
+        }
+    }
+}
+
+async fn reload(host: &Host) {
+    let by = Changer {
+        actor: "signal".to_owned(),
+        holder: None,
+        reason: "SIGHUP".to_owned(),
+    };
+    match host.reconfigure(ConfigOrder::Reload, by).await {
+        Ok(done) => {
+            tracing::info!(outcome = ?done.outcome, version = done.version, "the configuration was read again")
+        }
+        Err(refusal) => {
+            tracing::error!(%refusal, "the configuration was read again and nothing of it counts")
+        }
+    }
 }
 
 /// Returns when the process is asked to end.

@@ -4,10 +4,11 @@ use super::{Config, ConfigError};
 use portolan_base::kv::KvQuant;
 use portolan_gateway::site::ExactKv;
 use portolan_transport::{Coding, Compression};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// What `links[].compression` may say.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkCompression {
     /// Never.

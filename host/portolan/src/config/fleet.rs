@@ -4,7 +4,8 @@ use super::{Config, ConfigError, SiteConfig};
 use portolan_base::SiteName;
 use portolan_fleet::{NatsConfig, NatsLogin, NatsTls};
 use portolan_ports::PRESENCE_LEASE;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ const SITE: &str = "{site}";
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
 
 /// What the processes of a fleet share.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetConfig {
     /// First part of each subject on the bus: fleets of different names can share servers.
@@ -50,7 +51,7 @@ impl Default for FleetConfig {
 }
 
 /// NATS servers, and who this process is to them.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NatsSettings {
     /// `nats://HOST:PORT` of each.
@@ -73,7 +74,7 @@ pub struct NatsSettings {
 }
 
 /// PEM files for the connection to NATS.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NatsTlsSettings {
     /// The authority of the servers; none: those of the system.

@@ -7,7 +7,8 @@ use portolan_decide::{Bounds, PrewarmRules, ReplicaRules};
 use portolan_disk::LandingConfig;
 use portolan_engine::CacheConfig;
 use portolan_kv::{PoolConfig, Shares};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
@@ -21,32 +22,34 @@ const LANDING_PART: u64 = 8;
 const WHOLE: u32 = 1000;
 
 /// Rules for KV kept for reuse, the same at every site.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KvConfig {
     /// Seconds that KV stays when nobody uses it; none: until its room is needed.
     pub time_to_live_s: Option<u64>,
-    /// Beginnings of prompts whose KV all tenants share.
+    /// Beginnings of prompts whose KV all tenants share: `{model: NAME, system: TEXT}` for a system message, `{model:
+    /// NAME, text: TEXT}` for `/v1/completions`.
     pub public_prefixes: Vec<PublicPrefix>,
-    /// What a site orders by itself for prefixes that are asked for often; none: nothing.
+    /// Copies of prefixes that are asked for often and held elsewhere ([kv-pool.md](kv-pool.md#copies)); `{}` takes
+    /// every default, without it nothing is copied.
     pub replicate: Option<ReplicateConfig>,
     /// What a site sends ahead to the site that is likely to be asked next, and takes from others; none: nothing.
     pub prewarm: Option<PrewarmConfig>,
 }
 
 /// Bounds of what a site orders by itself.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ReplicateConfig {
     /// Requests within the window that have to ask for a prefix.
     pub asks: u32,
     /// The window, in seconds.
     pub window_s: u64,
-    /// Tokens that a copy has at least.
+    /// Tokens that a copy adds at least.
     pub min_tokens: u32,
-    /// MiB ordered in a minute at most.
+    /// Most that a site orders in any minute, in MiB.
     pub mib_per_minute: u64,
-    /// Orders under way at most.
+    /// Most orders under way at a site.
     pub at_once: u32,
     /// Seconds that a prefix is left alone after an order.
     pub pause_s: u64,
@@ -71,7 +74,7 @@ impl Default for ReplicateConfig {
 }
 
 /// Bounds of what goes ahead of its request.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrewarmConfig {
     /// The share of a conversation's, user's or path's last hundred requests, in percent, that has to have gone from this
@@ -178,10 +181,11 @@ impl ReplicateConfig {
 }
 
 /// The beginning of prompts that nobody minds to share.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PublicPrefix {
     /// The model it is for.
+    #[schemars(with = "super::schema::Name")]
     pub model: ModelName,
     /// A system message, as the model's chat template renders it.
     #[serde(default)]
@@ -192,18 +196,19 @@ pub struct PublicPrefix {
 }
 
 /// Tiers below the pools of a site's instances.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TiersConfig {
-    /// Host memory that the instances share, in MiB; 0: none.
+    /// Memory that the site's instances share, in MiB.
     pub host_mib: u64,
-    /// Disk for each model, in MiB; 0: none.
+    /// Disk for each model, in MiB.
     pub disk_mib: u64,
-    /// Where files lie; none: in the data folder.
+    /// Where the files lie, in `SITE/MODEL/`.
     pub disk_dir: Option<PathBuf>,
-    /// Blocks that may wait to be written, in MiB.
+    /// Blocks that may wait to be written, in MiB; further ones are not kept.
     pub disk_queue_mib: u64,
-    /// Of the disk, MiB for what transfers brought that a poor link cut; 0: none; left out: an eighth.
+    /// Part of it for what transfers brought that a poor link cut ([transport.md](transport.md#store-and-forward)); 0:
+    /// none.
     pub landing_mib: Option<u64>,
     /// Seconds that it waits for the next transfer of the same KV.
     pub landing_ttl_s: u64,

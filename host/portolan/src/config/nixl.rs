@@ -2,11 +2,12 @@
 
 use super::{Config, ConfigError};
 use portolan_transport::Backend;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// What carries KV on a link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkBackend {
     /// TCP connections.
@@ -26,14 +27,14 @@ impl From<LinkBackend> for Backend {
 }
 
 /// Where NIXL is on the machine of a site, and how much memory it gets.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NixlSettings {
-    /// The folder of `libnixl_capi.so`; none: where the system looks.
+    /// Folders of `libnixl_capi.so` and of NIXL's plug-ins, for links with `backend: nixl`.
     pub libraries: Option<PathBuf>,
-    /// The folder of NIXL's plug-ins; none: where the library looks.
+    /// Folders of `libnixl_capi.so` and of NIXL's plug-ins, for links with `backend: nixl`.
     pub plugins: Option<PathBuf>,
-    /// Memory that peers write into, in MiB; as much again is for what is on its way to them.
+    /// Memory that peers write into, and as much again for what is on its way to them.
     pub memory_mib: u64,
 }
 
@@ -73,7 +74,10 @@ impl Config {
 
     /// Whether KV comes to or goes from a site by NIXL.
     pub fn uses_nixl(&self, site: &portolan_base::SiteName) -> bool {
-        let mut links = self.links.iter().filter(|link| link.backend == LinkBackend::Nixl);
+        let mut links = self
+            .links_in_use()
+            .iter()
+            .filter(|link| link.backend == LinkBackend::Nixl);
         links.any(|link| link.from == *site || link.to == *site)
     }
 }

@@ -2,24 +2,25 @@
 
 use super::{Config, ConfigError};
 use portolan_decide::{RetryConfig, Timeouts};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Floors in milliseconds and the factor: a stage may take its estimate times the factor, and never less than the floor.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TimeoutsConfig {
-    /// Prefill at the request's own site.
+    /// Floor of prefill at the request's own site.
     pub local_prefill_ms: u64,
-    /// Prefill at another site, with the way of its KV.
+    /// Floor of prefill at another site, with the way of its KV.
     pub remote_prefill_ms: u64,
-    /// A token of an answer whose KV was computed at this site.
+    /// Floor of a token of an answer whose KV was computed at this site.
     pub local_decode_ms: u64,
-    /// A token of an answer whose KV came from another site.
+    /// Floor of a token of an answer whose KV came from another site.
     pub remote_decode_ms: u64,
     /// How often its estimate a stage may take.
     pub factor: u32,
-    /// Where nothing was measured, and where nothing is left to try instead.
+    /// Where nothing was measured, and for a token when nothing is left to try instead; no floor may be above it.
     pub longest_ms: u64,
     /// After how many times its estimate a prefill at another site is begun at this one too; none: never.
     pub hedge_factor: Option<u32>,
@@ -42,12 +43,12 @@ impl Default for TimeoutsConfig {
 }
 
 /// How much may be tried again.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetriesConfig {
     /// Second tries that a hundred requests earn.
     pub percent: u32,
-    /// Second tries in hand at first and after ten quiet seconds.
+    /// Second tries in hand at first and after ten quiet seconds; the most there can be.
     pub reserve: u32,
 }
 

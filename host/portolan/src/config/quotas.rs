@@ -4,32 +4,33 @@ use super::{Config, ConfigError};
 use portolan_base::TenantName;
 use portolan_plugin::{Limits, TenantLimits};
 use portolan_ports::{QuotaBook, Quotas};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Quotas. What is left out is as one level up: the platform's, then the built-in ones.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuotaConfig {
-    /// Components a tenant may send in any hour, refused ones included.
+    /// Components sent with the tenant's own keys in any hour.
     pub uploads_per_hour: Option<u32>,
     /// Versions kept, of all questions together.
     pub stored_versions: Option<u32>,
-    /// Bytes of the components of those versions.
+    /// Bytes of their components.
     pub stored_bytes: Option<u64>,
-    /// Keys that a tenant's policies keep between calls.
+    /// Keys that its policies keep between calls.
     pub state_keys: Option<u64>,
     /// Bytes of those keys and their values.
     pub state_bytes: Option<u64>,
-    /// Fuel of a call.
+    /// Most fuel of a call to one of its policies.
     pub fuel_per_call: Option<u64>,
-    /// Milliseconds of a call by the clock.
+    /// Most milliseconds of a call by the clock.
     pub call_ms: Option<u64>,
-    /// Memory of an instance, in MiB.
+    /// Memory of an instance.
     pub memory_mib: Option<usize>,
-    /// Calls under way at once, of all the tenant's policies together.
+    /// Calls under way at once, of all its policies together.
     pub concurrent_calls: Option<usize>,
-    /// Log lines a policy may write each second.
+    /// Log lines of one policy.
     pub log_lines_per_second: Option<u32>,
 }
 

@@ -2,15 +2,17 @@
 
 use super::{Config, ConfigError};
 use portolan_fleet::Conversion;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
 /// Scaling signals beside the metrics page.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScalingConfig {
     /// Called when the wanted instances change; none: only the metrics page says.
+    #[schemars(with = "Option<String>")]
     pub webhook: Option<WebhookUrl>,
     /// Least seconds between two calls.
     pub every_s: u64,
@@ -29,8 +31,8 @@ impl Default for ScalingConfig {
 }
 
 /// An address that is called. Its path and query may hold a secret and are never shown.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct WebhookUrl {
     url: String,
     shown: String,
@@ -58,6 +60,12 @@ impl TryFrom<String> for WebhookUrl {
             .unwrap_or_default();
         let shown = format!("{scheme}://{host}{port}");
         Ok(Self { url, shown })
+    }
+}
+
+impl From<WebhookUrl> for String {
+    fn from(webhook: WebhookUrl) -> Self {
+        webhook.url
     }
 }
 

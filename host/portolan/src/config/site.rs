@@ -4,48 +4,53 @@ use super::{NixlSettings, TiersConfig};
 use portolan_base::{Bytes, InstanceName, ModelName, Role, SiteName};
 use portolan_engine::CacheConfig;
 use portolan_fleet::{InstanceSpec, SiteSpec};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 /// A site.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SiteConfig {
-    /// Its name.
+    /// No two alike.
+    #[schemars(with = "super::schema::Name")]
     pub name: SiteName,
-    /// Its region, free text.
+    /// Free text; `region-cache-aware` compares it.
     #[serde(default)]
     pub region: String,
-    /// Its jurisdiction.
+    /// Where the site lies, in the law's eyes.
     pub jurisdiction: String,
-    /// Where clients connect.
+    /// Where clients connect; port 0 takes any free one.
+    #[schemars(with = "super::schema::Address")]
     pub listen: SocketAddr,
     /// Where other sites connect for KV; port 0 takes any free one.
     #[serde(default = "any_port")]
+    #[schemars(with = "super::schema::Address")]
     pub transport: SocketAddr,
     /// Where other processes reach it for KV, where that is not `transport`.
     #[serde(default)]
+    #[schemars(with = "Option<super::schema::Address>")]
     pub advertise: Option<SocketAddr>,
-    /// Certificate, key and authority for KV between sites; none: KV crosses unencrypted.
+    /// Certificate for KV between sites: `ca`, `certificate`, `key`, PEM files; made by `portolan tls init`.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
-    /// Lets KV leave this machine unencrypted.
+    /// Lets KV leave this machine unencrypted; without it and without `tls`, `transport` has to be a loopback address.
     #[serde(default)]
     pub plaintext: bool,
     /// NIXL, where a link uses it.
     #[serde(default)]
     pub nixl: NixlSettings,
-    /// Tiers below the instances' own pools.
+    /// Where KV goes that an instance's pool has no room for ([kv-pool.md](kv-pool.md#tiers)).
     #[serde(default)]
     pub kv_tiers: TiersConfig,
-    /// Engine instances.
+    /// May be empty.
     pub instances: Vec<InstanceConfig>,
 }
 
 /// PEM files that prove a site's name to the others.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
     /// The authority that signed every site's certificate.
@@ -57,31 +62,44 @@ pub struct TlsConfig {
 }
 
 /// An engine instance.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceConfig {
-    /// Its name, unique within the site.
+    /// No two alike within a site.
+    #[schemars(with = "super::schema::Name")]
     pub name: InstanceName,
-    /// The model it serves.
+    /// One of `models`.
+    #[schemars(with = "super::schema::Name")]
     pub model: ModelName,
-    /// `prefill`, `decode` or `both`.
+    /// What it is for.
     #[serde(default = "both")]
+    #[schemars(with = "super::schema::RoleKey")]
     pub role: Role,
-    /// Sequences decoded at once.
+    /// Sequences decoded at once; further ones wait.
     #[serde(default = "eight")]
     pub decode_slots: u32,
     /// Memory for KV kept for reuse, in MiB.
     #[serde(default = "default_pool")]
     pub kv_pool_mib: u64,
-    /// A hybrid model's state is kept after every so many blocks of 64 tokens.
+    /// A hybrid model's state is kept after every so many blocks of 64 tokens ([kv-pool.md](kv-pool.md)).
     #[serde(default = "every_512_tokens")]
     pub kv_snapshot_blocks: NonZeroU32,
     /// Price of a thousand computed tokens, in millionths of the operator's unit.
     #[serde(default)]
     pub price_micros_per_kilotoken: u32,
-    /// Whether it computes a short prompt before it serves.
+    /// Computes a prompt of 65 tokens and 3 tokens of an answer before it serves; a site opens without an instance that
+    /// is not warm after 30 s.
     #[serde(default = "yes")]
     pub warmup_before_serving: bool,
+    /// Instances that this entry stands for: `NAME-1` to `NAME-N` when there are several.
+    #[serde(default = "one")]
+    pub replicas: u32,
+    /// One of `resource_classes`, whose values stand in for keys that are left out here.
+    #[serde(default)]
+    pub resource_class: Option<String>,
+    /// Prompts that may wait for prefill; a further one takes the next route, or 503 when there is none. None: no bound.
+    #[serde(default)]
+    pub max_queue_depth: Option<u32>,
 }
 
 impl InstanceConfig {
@@ -110,6 +128,10 @@ pub(super) fn site_spec(site: &SiteConfig) -> SiteSpec {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> u32 {
+    1
 }
 
 fn eight() -> u32 {

@@ -5,12 +5,13 @@ use super::{Config, ConfigError, QuotaConfig};
 use crate::signing::{self, KeyBook, PublicKey, Trust, TrustedKey};
 use portolan_base::OperatorName;
 use portolan_gateway::policies::FourEyes;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// A key of the platform's operator.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum OperatorKey {
     /// The key alone.
@@ -18,6 +19,7 @@ pub enum OperatorKey {
     /// The key and who holds it.
     Named {
         /// Who holds it: what tells two operators apart.
+        #[schemars(with = "super::schema::Name")]
         name: OperatorName,
         /// The key.
         key: String,
@@ -42,7 +44,7 @@ impl OperatorKey {
 }
 
 /// A public key whose signatures are trusted.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum SigningKey {
     /// The key alone, `ed25519:HEX`.
@@ -57,19 +59,21 @@ pub enum SigningKey {
 }
 
 /// Rules for the platform's policies.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoliciesConfig {
-    /// Whether the platform's policies must be signed by one of `signing_keys`.
+    /// Platform policies must be [signed](policies.md#signing) by one of `signing_keys`.
     #[serde(default)]
     pub require_signature: bool,
-    /// Whose signatures the platform trusts; several while keys are rotated.
+    /// Whose signatures count for platform policies; `not_after` is a day, `2027-01-31`, in UTC, the last on which they
+    /// do.
     #[serde(default)]
     pub signing_keys: Vec<SigningKey>,
-    /// Whether a change of the platform's policies waits for a second operator.
+    /// A change of a platform policy waits for a [second operator](policies.md#approval); every operator key then needs
+    /// a name, and two different ones.
     #[serde(default)]
     pub four_eyes: bool,
-    /// For how long it can be approved.
+    /// How long it can be approved.
     #[serde(default = "a_day")]
     pub proposal_hours: u32,
     /// Quotas of every tenant that names none of its own.

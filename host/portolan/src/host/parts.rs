@@ -1,6 +1,8 @@
 //! What the sites of a host share, and how each piece is made.
 
 use super::bus::HostBus;
+use super::live::LiveConfig;
+use super::recovery::RecoveryDesk;
 use crate::config::{
     Config, ConfigError, FleetSecret, OperatorKey, PublicPrefix, RuntimeQuotas, SimulatedWan,
 };
@@ -97,6 +99,9 @@ pub enum HostError {
     /// The policies folder cannot be watched.
     #[error("the policies folder cannot be watched: {0}")]
     Watch(crate::watch::WatchError),
+    /// What the configuration was cannot be kept.
+    #[error("versions of the configuration cannot be kept: {0}")]
+    Versions(#[from] portolan_ports::ConfigRefusal),
     /// A helper thread broke.
     #[error("start-up broke: {0}")]
     Broken(String),
@@ -126,6 +131,9 @@ pub(super) struct Shared {
     pub(super) secrets: Secrets,
     pub(super) exact: ExactKv,
     pub(super) public: Arc<PublicPrefixes>,
+    /// The configuration as it is at the moment; `config` is the one that the host started with.
+    pub(super) live: Arc<LiveConfig>,
+    pub(super) recovery: Arc<RecoveryDesk>,
     pub(super) config: Config,
 }
 

@@ -13,7 +13,7 @@ use portolan_engine::{InstanceConfig, NativeInstance, Surroundings};
 use portolan_fleet::warm_up::until_warm;
 use portolan_fleet::{Agent, Chart, Farewell, Telling};
 use portolan_gateway::peer::PeerService;
-use portolan_gateway::{Limits, ServedModel, Site, SiteParts};
+use portolan_gateway::{ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
 use portolan_transport::{Admission, SiteTransport, TcpInfo, TransportConfig, TransportParts};
 use std::collections::BTreeMap;
@@ -111,6 +111,12 @@ impl RunningSite {
             Some(_) => chart.with_foresight(&shared.secrets.summaries),
             None => chart,
         };
+        let to_here = shared
+            .config
+            .links_in_use()
+            .iter()
+            .filter(|link| link.to == self.name);
+        let chart = to_here.fold(chart, |chart, link| chart.with_floor(&link.from, link.floor()));
         let chart = Arc::new(chart);
         let agent = Agent {
             site: self.name.clone(),
@@ -143,13 +149,15 @@ impl RunningSite {
             random: Arc::clone(&shared.random),
             secret: shared.secrets.caches,
             public: Arc::clone(&shared.public),
-            limits: Limits::default(),
+            limits: shared.config.limits.limits(),
             timeouts: shared.config.timeouts(),
             retries: shared.config.retry_budget(),
             exact: shared.exact.clone(),
             replicate: shared.config.kv.replicate.map(|replicate| replicate.rules()),
             prewarm: shared.config.kv.prewarm.map(|prewarm| prewarm.rules()),
         });
+        shared.live.reach(&gateway, &self.transport);
+        gateway.set_recovery(shared.recovery.doors());
         self.peers.set(PeerService::new(&gateway));
         if let Some(listener) = self.listener.take() {
             let stop = Arc::clone(&self.stop);
@@ -300,7 +308,11 @@ async fn start_engines(
             cache: shared.config.cache(instance.pool(), instance.kv_snapshot_blocks),
         };
         let around = around.clone();
-        let start = move || NativeInstance::start_in(model.loaded, start, around);
+        let depth = instance.max_queue_depth;
+        let start = move || {
+            let started = NativeInstance::start_in(model.loaded, start, around)?;
+            Ok(started.with_queue_depth(depth))
+        };
         let started = tokio::task::spawn_blocking(start).await;
         let started = started.map_err(|e| HostError::Broken(e.to_string()))?;
         let engine = started.map_err(|source| HostError::Engine {
@@ -319,10 +331,11 @@ fn incarnation(shared: &Shared) -> u64 {
 }
 
 fn transport_config(config: &SiteConfig, shared: &Shared) -> TransportConfig {
-    TransportConfig {
+    let transport = TransportConfig {
         admission: Admission::NamedPeers,
         ..TransportConfig::new(config.name.clone(), config.transport, shared.secrets.cluster)
-    }
+    };
+    shared.config.transfer.over(transport)
 }
 
 fn listen_error(what: &str, address: SocketAddr, error: &dyn std::fmt::Display) -> HostError {

@@ -1,6 +1,7 @@
 //! The KV tiers of a site.
 
 use super::parts::{HostError, Model, Shared};
+use super::spill;
 use crate::config::SiteConfig;
 use portolan_base::{Bytes, Clock, ModelName};
 use portolan_disk::{DiskConfig, DiskLanding, DiskTier, Realm};
@@ -81,6 +82,9 @@ pub(super) async fn open(config: &SiteConfig, shared: &Shared) -> Result<SiteTie
             .filter_map(|name| Some((name, shared.models.get(name)?)))
         {
             let disk = Arc::new(disk(config, shared, name, model.clone()).await?);
+            if let Some(gate) = spill::gate(config, shared) {
+                disk.guard(gate);
+            }
             tiers.push(disk.clone());
             disks.push(disk);
         }

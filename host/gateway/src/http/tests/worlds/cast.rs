@@ -325,7 +325,8 @@ fn build(rules: &Rules, bound: &[u32], dice: &mut Dice, log: &Arc<Log>) -> Arc<V
         });
         let fleet = FakeFleet::new(view.clone(), names.clone());
         // What is believed of others is advice, and may be wrong.
-        fleet.set_held((0..count).map(|_| u32::from(dice.chance(75)) * PROMPT).collect());
+        let believed = |other| if other == at { 10 } else { 75 };
+        fleet.set_held((0..count).map(|other| u32::from(dice.chance(believed(other))) * PROMPT).collect());
         let model = ServedModel {
             text: Arc::new(FakeText::new()),
             description: description.clone(),

@@ -1,0 +1,439 @@
+//! The configuration of the running host: read again, put back, approved. All of a change counts, or nothing does.
+
+mod versions;
+
+use super::parts;
+use crate::config::{Change, Config, ConfigError, FleetSecret, Takes, mask, takes_of};
+use async_trait::async_trait;
+use portolan_base::{Clock, Moment, OperatorName, SiteName};
+use portolan_gateway::live::Switch;
+use portolan_gateway::{Live, Site};
+use portolan_ports::{
+    Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration, Operation,
+    OperationKind, PendingConfig, PolicyStore,
+};
+use portolan_store::SledStore;
+use portolan_transport::SiteTransport;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use versions::Versions;
+
+/// Changes which log lines are written.
+pub type SetLogLevel = Box<dyn Fn(&str) + Send + Sync>;
+
+/// A running site, as far as the configuration reaches it.
+struct Reached {
+    name: SiteName,
+    gateway: Weak<Site>,
+    transport: Weak<SiteTransport>,
+}
+
+/// A change that waits for a second operator.
+#[derive(Clone)]
+struct Waiting {
+    text: String,
+    /// The version that was in force when it was proposed.
+    over: u64,
+    /// Who stands behind it; one whom no key names does not count.
+    behind: Vec<(String, Option<OperatorName>)>,
+    changes: Vec<String>,
+    reason: String,
+    expires: Moment,
+}
+
+/// What one host's configuration is at the moment.
+struct State {
+    config: Arc<Config>,
+    waiting: Option<Waiting>,
+}
+
+/// What the command line said instead of the file: a change of the file does not change it.
+struct Pinned {
+    data_dir: Option<PathBuf>,
+    run: Option<Vec<SiteName>>,
+    secret: Option<FleetSecret>,
+}
+
+impl Pinned {
+    fn of(config: &Config) -> Self {
+        let source = config.source.as_ref();
+        let written = source.and_then(|source| Config::of_file(&source.path, source.text.clone()).ok());
+        let data_dir = written.as_ref().filter(|written| written.data_dir != config.data_dir);
+        let run = written.as_ref().filter(|written| written.run != config.run);
+        Self {
+            data_dir: data_dir.map(|_| config.data_dir.clone()),
+            run: run.map(|_| config.run.clone()),
+            secret: config.fleet.secret,
+        }
+    }
+
+    /// The file as this process takes it.
+    fn over(&self, mut config: Config) -> Config {
+        if let Some(folder) = &self.data_dir {
+            config.data_dir.clone_from(folder);
+        }
+        if let Some(run) = &self.run {
+            config.run.clone_from(run);
+        }
+        config.fleet.secret = self.secret;
+        config
+    }
+}
+
+/// The configuration of the running host.
+pub(super) struct LiveConfig {
+    file: Option<PathBuf>,
+    pinned: Pinned,
+    state: Mutex<State>,
+    /// Held while a change is made.
+    changing: Mutex<()>,
+    sites: Mutex<Vec<Reached>>,
+    versions: Versions,
+    store: Arc<SledStore>,
+    clock: Arc<dyn Clock>,
+    log: OnceLock<SetLogLevel>,
+}
+
+impl LiveConfig {
+    /// That of a host which starts with `config`. What differs from the version that was in force last is noted.
+    pub(super) fn start(
+        config: &Config,
+        store: Arc<SledStore>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, ConfigRefusal> {
+        let live = Self {
+            file: config.source.as_ref().map(|source| source.path.clone()),
+            pinned: Pinned::of(config),
+            state: Mutex::new(State {
+                config: Arc::new(config.clone()),
+                waiting: None,
+            }),
+            changing: Mutex::default(),
+            sites: Mutex::default(),
+            versions: Versions::new(config.data_dir.join("config")),
+            store,
+            clock,
+            log: OnceLock::new(),
+        };
+        live.note_start(config)?;
+        Ok(Arc::new(live))
+    }
+
+    /// Lets changes reach a site, and has it behave as the configuration says at the moment.
+    pub(super) fn reach(self: &Arc<Self>, gateway: &Arc<Site>, transport: &Arc<SiteTransport>) {
+        gateway.apply(live_of(&self.config()));
+        if self.file.is_some() {
+            gateway.set_configuration(Arc::new(Door(Arc::clone(self))));
+        }
+        let mut sites = lock(&self.sites);
+        sites.retain(|site| site.gateway.strong_count() > 0);
+        sites.push(Reached {
+            name: gateway.parts.name.clone(),
+            gateway: Arc::downgrade(gateway),
+            transport: Arc::downgrade(transport),
+        });
+    }
+
+    /// Lets changes of `observability.log_level` reach the log. Only the first call counts.
+    pub(super) fn set_log(&self, log: SetLogLevel) {
+        drop(self.log.set(log));
+    }
+
+    /// What is in force.
+    pub(super) fn config(&self) -> Arc<Config> {
+        Arc::clone(&lock(&self.state).config)
+    }
+
+    fn note_start(&self, config: &Config) -> Result<(), ConfigRefusal> {
+        let Some(source) = &config.source else {
+            return Ok(());
+        };
+        let last = self.versions.last()?;
+        if last.as_ref().is_some_and(|last| last.text == source.text) {
+            return Ok(());
+        }
+        let before = last.and_then(|last| Config::of_file(&source.path, last.text).ok());
+        let before = before.map(|before| self.pinned.over(before));
+        let changes = before.map(|before| before.changes_to(config)).unwrap_or_default();
+        let by = Changer {
+            actor: "configuration".to_owned(),
+            holder: None,
+            reason: "the host started".to_owned(),
+        };
+        let kept = config.changing.keep_versions;
+        self.versions
+            .add(&source.text, &lines(&changes), &by, self.clock.now(), kept)
+            .map(drop)
+    }
+
+    pub(super) fn change(&self, order: ConfigOrder, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
+        let _one_at_a_time = lock(&self.changing);
+        let file = self.file.as_ref().ok_or_else(|| {
+            ConfigRefusal::Missing("this host was started without a configuration file".to_owned())
+        })?;
+        match order {
+            ConfigOrder::Reload => {
+                let text = std::fs::read_to_string(file)
+                    .map_err(|error| ConfigRefusal::Bad(format!("{}: {error}", file.display())))?;
+                self.bring(text, by)
+            }
+            ConfigOrder::Rollback(version) => self.bring(self.versions.earlier(version)?.text, by),
+            ConfigOrder::Approve => self.approve(by),
+            ConfigOrder::Reject => {
+                let waiting = lock(&self.state).waiting.take().ok_or_else(nothing_waits)?;
+                tracing::warn!(actor = %by.actor, reason = %by.reason, "the waiting change of the configuration was rejected");
+                self.done(ConfigOutcome::Rejected, waiting.changes)
+            }
+        }
+    }
+
+    /// Puts a text into force, or has it wait for a second operator.
+    fn bring(&self, text: String, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
+        let now = self.config();
+        let (next, changes) = self.weigh(&now, &text)?;
+        if changes.is_empty() {
+            return self.done(ConfigOutcome::Unchanged, Vec::new());
+        }
+        if now.changing.four_eyes {
+            let waiting = Waiting {
+                text,
+                over: self.versions.newest()?,
+                changes: lines(&changes),
+                behind: vec![(by.actor.clone(), by.holder)],
+                reason: by.reason,
+                expires: self.clock.now() + now.changing.expiry(),
+            };
+            for change in &waiting.changes {
+                tracing::warn!(actor = %by.actor, change, "proposed for the configuration");
+            }
+            lock(&self.state).waiting = Some(waiting);
+            return self.done(ConfigOutcome::Proposed, lines(&changes));
+        }
+        self.put_into_force(next, &text, &changes, &by)
+    }
+
+    fn approve(&self, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
+        let mut waiting = lock(&self.state).waiting.clone().ok_or_else(nothing_waits)?;
+        let Some(holder) = by.holder else {
+            let text = "this key names no operator; give it a name under operator_keys";
+            return Err(ConfigRefusal::Forbidden(text.to_owned()));
+        };
+        if self.clock.now() > waiting.expires {
+            lock(&self.state).waiting = None;
+            return Err(ConfigRefusal::Missing(
+                "the change waited for too long; propose it again".to_owned(),
+            ));
+        }
+        if self.versions.newest()? != waiting.over {
+            lock(&self.state).waiting = None;
+            let text = "the configuration changed since this was proposed; propose it again";
+            return Err(ConfigRefusal::Missing(text.to_owned()));
+        }
+        if waiting
+            .behind
+            .iter()
+            .any(|(_, known)| known.as_ref() == Some(&holder))
+        {
+            let text = format!("{holder} stands behind this already; another operator has to");
+            return Err(ConfigRefusal::Forbidden(text));
+        }
+        waiting.behind.push((by.actor, Some(holder)));
+        let named = waiting
+            .behind
+            .iter()
+            .filter(|(_, holder)| holder.is_some())
+            .count();
+        if named < 2 {
+            let changes = waiting.changes.clone();
+            lock(&self.state).waiting = Some(waiting);
+            return self.done(ConfigOutcome::Proposed, changes);
+        }
+        let actors: Vec<&str> = waiting.behind.iter().map(|(actor, _)| actor.as_str()).collect();
+        let by = Changer {
+            actor: actors.join(", "),
+            holder: None,
+            reason: [waiting.reason.as_str(), by.reason.as_str()]
+                .join(" ")
+                .trim()
+                .to_owned(),
+        };
+        let (next, changes) = self.weigh(&self.config(), &waiting.text)?;
+        let done = self.put_into_force(next, &waiting.text, &changes, &by)?;
+        lock(&self.state).waiting = None;
+        Ok(done)
+    }
+
+    /// What a text says, and what is different in it. Refused where something of that needs a restart.
+    fn weigh(&self, now: &Config, text: &str) -> Result<(Config, Vec<Change>), ConfigRefusal> {
+        let file = self.file.clone().unwrap_or_default();
+        let bad = |error: ConfigError| ConfigRefusal::Bad(error.to_string());
+        let next = self.pinned.over(Config::of_file(&file, text.to_owned()).map_err(bad)?);
+        let changes = now.changes_to(&next);
+        let later = |change: &&Change| takes_of(change) == Takes::Restart;
+        let restart: Vec<String> = changes
+            .iter()
+            .filter(later)
+            .map(|change| change.key.clone())
+            .collect();
+        match restart.is_empty() {
+            true => Ok((next, changes)),
+            false => Err(ConfigRefusal::NeedsRestart(restart)),
+        }
+    }
+
+    /// First what may fail, then what cannot.
+    fn put_into_force(
+        &self,
+        next: Config,
+        text: &str,
+        changes: &[Change],
+        by: &Changer,
+    ) -> Result<ConfigDone, ConfigRefusal> {
+        let (before, changes) = (self.config(), lines(changes));
+        let broken = |error: &dyn std::fmt::Display| ConfigRefusal::Broken(error.to_string());
+        let operation = Operation {
+            at: self.clock.now(),
+            actor: by.actor.clone(),
+            kind: OperationKind::Configure,
+            subject: format!("{} keys", changes.len()),
+            reason: by.reason.clone(),
+        };
+        self.store.note(operation).map_err(|error| broken(&error))?;
+        let written = versions::replace(self.file.as_deref(), text);
+        written.map_err(|error| broken(&error))?;
+        let recorded = parts::record_tenants(&next, self.store.as_ref(), self.clock.as_ref());
+        let kept = next.changing.keep_versions;
+        let added = recorded
+            .map_err(|error| broken(&error))
+            .and_then(|()| self.versions.add(text, &changes, by, self.clock.now(), kept));
+        let version = match added {
+            Ok(version) => version,
+            Err(error) => {
+                self.take_back(&before);
+                return Err(error);
+            }
+        };
+        for change in &changes {
+            tracing::info!(version, actor = %by.actor, change, "the configuration changed");
+        }
+        self.tell(&before, &next);
+        lock(&self.state).config = Arc::new(next);
+        Ok(ConfigDone {
+            outcome: ConfigOutcome::Applied,
+            version,
+            changes,
+        })
+    }
+
+    /// The store and the file as they were.
+    fn take_back(&self, before: &Config) {
+        let store = parts::record_tenants(before, self.store.as_ref(), self.clock.as_ref());
+        let text = before.source.as_ref().map_or("", |source| &source.text);
+        let file = versions::replace(self.file.as_deref(), text);
+        for error in [
+            store.err().map(|e| e.to_string()),
+            file.err().map(|e| e.to_string()),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            tracing::error!(
+                error,
+                "a change of the configuration failed, and could not be taken back"
+            );
+        }
+    }
+
+    /// Has what runs behave as `next` says.
+    fn tell(&self, before: &Config, next: &Config) {
+        let sites = lock(&self.sites);
+        for gateway in sites.iter().filter_map(|site| site.gateway.upgrade()) {
+            gateway.apply(live_of(next));
+        }
+        for (link, was) in next.links_in_use().iter().zip(before.links_in_use()) {
+            let from = sites.iter().find(|site| site.name == link.from);
+            if link.budget_mbps != was.budget_mbps
+                && let Some(transport) = from.and_then(|site| site.transport.upgrade())
+            {
+                transport.admit(link.to.clone(), link.egress());
+            }
+        }
+        let level = &next.observability.log_level;
+        if let Some(set) = self
+            .log
+            .get()
+            .filter(|_| *level != before.observability.log_level)
+        {
+            set(level);
+        }
+    }
+
+    fn done(&self, outcome: ConfigOutcome, changes: Vec<String>) -> Result<ConfigDone, ConfigRefusal> {
+        let version = self.versions.newest()?;
+        Ok(ConfigDone {
+            outcome,
+            version,
+            changes,
+        })
+    }
+}
+
+/// What operators reach over HTTP.
+struct Door(Arc<LiveConfig>);
+
+#[async_trait]
+impl Configuration for Door {
+    async fn change(&self, order: ConfigOrder, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
+        let live = Arc::clone(&self.0);
+        let done = tokio::task::spawn_blocking(move || live.change(order, by)).await;
+        done.map_err(|error| ConfigRefusal::Broken(error.to_string()))?
+    }
+
+    fn history(&self) -> Result<Vec<ConfigVersion>, ConfigRefusal> {
+        self.0.versions.history()
+    }
+
+    fn pending(&self) -> Option<PendingConfig> {
+        let waiting = lock(&self.0.state).waiting.clone()?;
+        Some(PendingConfig {
+            actors: waiting.behind.into_iter().map(|(actor, _)| actor).collect(),
+            changes: waiting.changes,
+            expires: waiting.expires,
+        })
+    }
+
+    fn effective(&self) -> Value {
+        let mut value = self.0.config().to_value();
+        mask(&mut value);
+        value
+    }
+}
+
+/// What of a configuration a site follows while it serves.
+fn live_of(config: &Config) -> Live {
+    Live {
+        timeouts: config.timeouts(),
+        retries: config.retry_budget(),
+        exact: config.exact_kv(),
+        prefill: config.routing.rule(),
+        metrics: Switch::when(config.observability.metrics_enabled),
+        tracing: Switch::when(config.observability.tracing_enabled),
+    }
+}
+
+fn lines(changes: &[Change]) -> Vec<String> {
+    changes.iter().map(ToString::to_string).collect()
+}
+
+fn nothing_waits() -> ConfigRefusal {
+    ConfigRefusal::Missing("no change of the configuration waits".to_owned())
+}
+
+/// What a panic left behind is still whole: every change of what a lock holds is one assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
