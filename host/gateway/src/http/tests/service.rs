@@ -12,14 +12,17 @@ fn prompt() -> Value {
 
 #[tokio::test]
 async fn a_drained_site_ends_what_it_has_and_takes_nothing_new_until_it_returns() {
-    let app = Arc::new(App::of_instances(&["e1", "e2"]));
+    let app = Arc::new(App::new());
     app.engine
-        .set_fault(Some(EngineFault::SlowPrefill(Duration::from_millis(300))));
+        .set_fault(Some(EngineFault::SlowPrefill(Duration::from_secs(1))));
     let asking = Arc::clone(&app);
     let under_way = tokio::spawn(async move { asking.complete(prompt()).await });
-    while app.get(OPERATOR, "/v1/portolan/site").await.json()["in_flight"] != 1 {
-        tokio::task::yield_now().await;
-    }
+    let seen = async {
+        while app.get(OPERATOR, "/v1/portolan/site").await.json()["in_flight"] != 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), seen).await.expect("it is under way");
     let reply = app
         .post_as(OPERATOR, "/v1/portolan/site/drain", json!({"reason": "power"}))
         .await;
