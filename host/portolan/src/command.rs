@@ -12,8 +12,8 @@ mod generate;
 mod instance;
 mod kv;
 mod logging;
-mod nats;
 mod modelled;
+mod nats;
 #[cfg(feature = "nixl")]
 mod nixl_worker;
 mod output;

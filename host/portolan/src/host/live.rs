@@ -59,7 +59,9 @@ impl Pinned {
     fn of(config: &Config) -> Self {
         let source = config.source.as_ref();
         let written = source.and_then(|source| Config::of_file(&source.path, source.text.clone()).ok());
-        let data_dir = written.as_ref().filter(|written| written.data_dir != config.data_dir);
+        let data_dir = written
+            .as_ref()
+            .filter(|written| written.data_dir != config.data_dir);
         let run = written.as_ref().filter(|written| written.run != config.run);
         Self {
             data_dir: data_dir.map(|_| config.data_dir.clone()),
@@ -268,7 +270,9 @@ impl LiveConfig {
     fn weigh(&self, now: &Config, text: &str) -> Result<(Config, Vec<Change>), ConfigRefusal> {
         let file = self.file.clone().unwrap_or_default();
         let bad = |error: ConfigError| ConfigRefusal::Bad(error.to_string());
-        let next = self.pinned.over(Config::of_file(&file, text.to_owned()).map_err(bad)?);
+        let next = self
+            .pinned
+            .over(Config::of_file(&file, text.to_owned()).map_err(bad)?);
         let changes = now.changes_to(&next);
         let later = |change: &&Change| takes_of(change) == Takes::Restart;
         let restart: Vec<String> = changes

@@ -22,7 +22,9 @@ async fn a_drained_site_ends_what_it_has_and_takes_nothing_new_until_it_returns(
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), seen).await.expect("it is under way");
+    tokio::time::timeout(Duration::from_secs(10), seen)
+        .await
+        .expect("it is under way");
     let reply = app
         .post_as(OPERATOR, "/v1/portolan/site/drain", json!({"reason": "power"}))
         .await;

@@ -326,7 +326,11 @@ fn build(rules: &Rules, bound: &[u32], dice: &mut Dice, log: &Arc<Log>) -> Arc<V
         let fleet = FakeFleet::new(view.clone(), names.clone());
         // What is believed of others is advice, and may be wrong.
         let believed = |other| if other == at { 10 } else { 75 };
-        fleet.set_held((0..count).map(|other| u32::from(dice.chance(believed(other))) * PROMPT).collect());
+        fleet.set_held(
+            (0..count)
+                .map(|other| u32::from(dice.chance(believed(other))) * PROMPT)
+                .collect(),
+        );
         let model = ServedModel {
             text: Arc::new(FakeText::new()),
             description: description.clone(),
@@ -362,10 +366,13 @@ fn build(rules: &Rules, bound: &[u32], dice: &mut Dice, log: &Arc<Log>) -> Arc<V
                 asks: 1,
                 window: Duration::from_secs(3600),
                 min_tokens: Tokens(16),
-                per_minute: Bytes(1 << 30),
-                at_once: 4,
+                bounds: portolan_decide::Bounds {
+                    per_minute: Bytes(1 << 30),
+                    at_once: 4,
+                },
                 pause: Duration::ZERO,
             }),
+            prewarm: None,
         });
         Node {
             peers: PeerService::new(&site),
