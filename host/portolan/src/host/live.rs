@@ -1,10 +1,12 @@
 //! The configuration of the running host: read again, put back, approved. All of a change counts, or nothing does.
 
+mod pinned;
 mod versions;
 
 use super::parts;
-use crate::config::{Change, Config, ConfigError, FleetSecret, Takes, mask, takes_of};
+use crate::config::{Change, Config, ConfigError, Takes, mask, takes_of};
 use async_trait::async_trait;
+use pinned::Pinned;
 use portolan_base::{Clock, Moment, OperatorName, SiteName};
 use portolan_gateway::live::Switch;
 use portolan_gateway::{Live, Site};
@@ -46,41 +48,6 @@ struct Waiting {
 struct State {
     config: Arc<Config>,
     waiting: Option<Waiting>,
-}
-
-/// What the command line said instead of the file: a change of the file does not change it.
-struct Pinned {
-    data_dir: Option<PathBuf>,
-    run: Option<Vec<SiteName>>,
-    secret: Option<FleetSecret>,
-}
-
-impl Pinned {
-    fn of(config: &Config) -> Self {
-        let source = config.source.as_ref();
-        let written = source.and_then(|source| Config::of_file(&source.path, source.text.clone()).ok());
-        let data_dir = written
-            .as_ref()
-            .filter(|written| written.data_dir != config.data_dir);
-        let run = written.as_ref().filter(|written| written.run != config.run);
-        Self {
-            data_dir: data_dir.map(|_| config.data_dir.clone()),
-            run: run.map(|_| config.run.clone()),
-            secret: config.fleet.secret,
-        }
-    }
-
-    /// The file as this process takes it.
-    fn over(&self, mut config: Config) -> Config {
-        if let Some(folder) = &self.data_dir {
-            config.data_dir.clone_from(folder);
-        }
-        if let Some(run) = &self.run {
-            config.run.clone_from(run);
-        }
-        config.fleet.secret = self.secret;
-        config
-    }
 }
 
 /// The configuration of the running host.

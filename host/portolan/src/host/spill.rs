@@ -10,23 +10,24 @@ use portolan_fleet::Topology;
 use portolan_gateway::policies::PolicyDesk;
 use portolan_policy::{NameTables, Placement, Purpose, Subject};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Whose, and bound to where.
 type Whose = (TenantName, String);
 
 /// What the policies of one table said.
 struct Answers {
-    table: Arc<PolicyTable>,
+    table: Weak<PolicyTable>,
     said: HashMap<Whose, bool>,
 }
 
-/// Asks for one site.
+/// Asks for one site. Disk tiers belong to engines, whose threads end after the host has: nothing here keeps the desk, and
+/// with it the store, open.
 struct Spill {
     here: SiteIndex,
     fleet: FleetView,
     names: NameTables,
-    desk: Arc<PolicyDesk>,
+    desk: Weak<PolicyDesk>,
     clock: Arc<dyn Clock>,
     answers: Mutex<Answers>,
 }
@@ -34,17 +35,12 @@ struct Spill {
 /// What may lie on the disk of a site.
 pub(super) fn gate(config: &SiteConfig, shared: &Shared) -> Option<Gate> {
     let here = shared.topology.site_index(&config.name)?;
-    let spill = Spill::new(
-        here,
-        &shared.topology,
-        Arc::clone(&shared.desk),
-        Arc::clone(&shared.clock),
-    );
+    let spill = Spill::new(here, &shared.topology, &shared.desk, Arc::clone(&shared.clock));
     Some(Gate::new(move |about| spill.allows(about)))
 }
 
 impl Spill {
-    fn new(here: SiteIndex, topology: &Topology, desk: Arc<PolicyDesk>, clock: Arc<dyn Clock>) -> Self {
+    fn new(here: SiteIndex, topology: &Topology, desk: &Arc<PolicyDesk>, clock: Arc<dyn Clock>) -> Self {
         let names = topology.names().clone();
         let sites = topology.sites().iter().zip(&names.sites);
         let fleet = FleetView {
@@ -57,14 +53,14 @@ impl Spill {
             ..FleetView::default()
         };
         let answers = Mutex::new(Answers {
-            table: desk.table(),
+            table: Arc::downgrade(&desk.table()),
             said: HashMap::new(),
         });
         Self {
             here,
             fleet,
             names,
-            desk,
+            desk: Arc::downgrade(desk),
             clock,
             answers,
         }
@@ -77,11 +73,14 @@ impl Spill {
             return true;
         };
         let whose = (tenant.clone(), about.jurisdiction.clone());
-        let table = self.desk.table();
+        let Some(table) = self.desk.upgrade().map(|desk| desk.table()) else {
+            return false;
+        };
+        let this = Arc::downgrade(&table);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(&answers.table, &table) {
+        if !Weak::ptr_eq(&answers.table, &this) {
             *answers = Answers {
-                table: Arc::clone(&table),
+                table: Weak::clone(&this),
                 said: HashMap::new(),
             };
         }
@@ -91,7 +90,7 @@ impl Spill {
         drop(answers);
         let said = self.ask(&table, &whose);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if Arc::ptr_eq(&answers.table, &table) {
+        if Weak::ptr_eq(&answers.table, &this) {
             answers.said.insert(whose, said);
         }
         said
@@ -156,7 +155,7 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let host = runtime.block_on(Host::start(config)).unwrap();
         let clock: Arc<dyn Clock> = Arc::new(crate::system::SystemClock::start());
-        let virginia = Spill::new(SiteIndex(1), &topology, Arc::clone(host.desk()), clock);
+        let virginia = Spill::new(SiteIndex(1), &topology, host.desk(), clock);
         let allowed = |spill: &Spill| ["", "us", "eu", "mars"].map(|bound| spill.allows(&about(bound)));
         assert_eq!(allowed(&virginia), [true, true, false, false]);
         assert!(virginia.allows(&Provenance::public(ModelName::new("m").unwrap(), 1)));
