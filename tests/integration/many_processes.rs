@@ -2,7 +2,7 @@
 //! each other, and tell the bus nothing of what is asked.
 
 use portolan_tests::processes::{FleetPlan, Processes};
-use portolan_tests::world::{ACME, ADMIN, GLOBEX};
+use portolan_tests::world::{ACME, ADMIN, GLOBEX, shipped};
 use portolan_tests::{Ask, Oracle, oracle_folder};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -167,6 +167,66 @@ fn a_process_with_another_secret_is_neither_heard_nor_let_in() {
     assert!(refused.is_err());
     let answer = fleet.ask("paris", ACME, &Ask::tokens(&prompt(9)).max(1));
     assert_eq!(answer.record.kv.bytes_moved, 0);
+}
+
+/// The version that a process has bound for acme's routing.
+fn bound(fleet: &Processes, site: &str) -> Option<String> {
+    let policies = fleet
+        .client(site, ACME)
+        .get("/v1/portolan/tenants/acme/policies")
+        .unwrap()
+        .body;
+    let slots = policies["policies"].as_array().unwrap();
+    let routing = slots.iter().find(|slot| slot["question"] == "routing")?;
+    Some(routing["binding"]["sha256"].as_str()?.to_owned())
+}
+
+#[test]
+fn a_policy_bound_at_one_process_answers_at_every_other() {
+    let Some(mut fleet) = fleet(&TWO) else { return };
+    let path = "/v1/portolan/tenants/acme/policies/routing";
+    let push = |fleet: &Processes, site: &str, name: &str| {
+        let component = shipped(name);
+        let pushed = fleet
+            .client(site, ACME)
+            .put(path, &[("name", name)], &component)?;
+        Ok::<_, portolan::client::ClientError>(pushed.body["version"].as_str().unwrap().to_owned())
+    };
+    let first = push(&fleet, "paris", "round-robin").unwrap();
+    let pushed = Instant::now();
+    fleet.wait("virginia has it", |fleet| {
+        bound(fleet, "virginia").as_ref() == Some(&first)
+    });
+    println!("bound everywhere after {:?}", pushed.elapsed());
+    // It is stored a moment before it is in place.
+    fleet.wait("it answers at virginia", |fleet| {
+        let answer = fleet.ask("virginia", ACME, &Ask::tokens(&prompt(21)).max(1));
+        answer.record.policies.iter().any(|call| call.version == first)
+    });
+
+    // A process that is away catches up; the newest counts.
+    fleet.kill("virginia");
+    push(&fleet, "paris", "random").unwrap();
+    let third = push(&fleet, "paris", "least-loaded").unwrap();
+    fleet.start_site("virginia", None);
+    fleet.wait("virginia has the newest", |fleet| {
+        bound(fleet, "virginia").as_ref() == Some(&third)
+    });
+
+    // Without the bus nothing is acknowledged, and nothing changes.
+    fleet.nats.kill();
+    fleet.wait("paris is cut", |fleet| {
+        fleet.states("paris")["virginia"] == "silent"
+    });
+    let refused = push(&fleet, "paris", "round-robin").unwrap_err().to_string();
+    assert!(refused.contains("503"), "{refused}");
+    assert_eq!(bound(&fleet, "paris"), Some(third.clone()));
+    fleet.nats.restart().unwrap();
+    fleet.wait("it is back", |fleet| fleet.states("paris")["virginia"] == "up");
+    let fourth = push(&fleet, "virginia", "round-robin").unwrap();
+    fleet.wait("paris has it", |fleet| {
+        bound(fleet, "paris").as_ref() == Some(&fourth)
+    });
 }
 
 /// Everything that a server carries, as bytes.

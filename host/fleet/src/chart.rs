@@ -11,7 +11,7 @@ use crate::slow::Slow;
 use crate::topology::Topology;
 pub use conversion::Conversion;
 use known::{Known, count};
-use members::{Attendance, Change};
+use members::Attendance;
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
 use portolan_base::{
@@ -25,7 +25,7 @@ use portolan_planner::SeenRequest;
 use portolan_policy::NameTables;
 use portolan_ports::{
     Bus, Claim, Engine, Fleet, Forecast, InstanceLoadReport, InstanceOutcome, LinkReading, Member,
-    MemberState, NoSuchInstance, Sample, Service, SitePresence, Visit, Visits,
+    MemberState, NoSuchInstance, Sample, Service, Visit, Visits,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -179,35 +179,6 @@ impl Chart {
         let number = self.number_of(&report.site, &report.instance);
         if let Some(number) = number.filter(|_| gone != Some(true)) {
             self.instances[number as usize].heard(report, self.clock.now());
-        }
-    }
-
-    /// Takes another site's heartbeat.
-    pub fn heard_presence(&self, presence: &SitePresence) {
-        let Some(index) = self.topology.site_index(&presence.site) else {
-            return;
-        };
-        let Some(member) = self.members.get(index.0 as usize).filter(|_| index != self.here) else {
-            return;
-        };
-        let instances = || self.instances.iter().filter(|known| known.site == index);
-        let change = member.heard(presence, self.clock.now());
-        if let Some(lease) = member.lease() {
-            instances().for_each(|known| known.set_lease(lease));
-        }
-        match change {
-            Change::None => {}
-            Change::Started | Change::Left => {
-                tracing::info!(
-                    site = %presence.site, incarnation = presence.incarnation, state = ?presence.state,
-                    "a site was started anew, or left"
-                );
-                instances().for_each(Known::forget);
-            }
-            Change::Straggler => tracing::warn!(
-                site = %presence.site, incarnation = presence.incarnation,
-                "a heartbeat of an earlier start of the site: is the site running twice?"
-            ),
         }
     }
 
@@ -448,17 +419,7 @@ impl Fleet for Chart {
     }
 
     fn members(&self) -> Vec<Member> {
-        let now = self.clock.now();
-        let here = |index: usize| index == self.here.0 as usize;
-        let member = |(index, attendance): (usize, &Attendance)| match here(index) {
-            true => Member {
-                state: MemberState::Here,
-                incarnation: self.prefixes.incarnation(),
-                age: Some(Duration::ZERO),
-            },
-            false => attendance.look(now),
-        };
-        self.members.iter().enumerate().map(member).collect()
+        self.attendance()
     }
 
     fn load_ages(&self) -> Vec<Option<Duration>> {

@@ -4,9 +4,10 @@
 //! NAME.facts.JURISDICTION.SITE                 a site's heartbeats and load       read by every other site
 //! NAME.prefixes.JURISDICTION.RECEIVER.SITE     what SITE's instances hold         read by RECEIVER only
 //! NAME.wanted.JURISDICTION.HOLDER.SITE         SITE asks HOLDER for a snapshot    read by HOLDER only
+//! NAME.control.LANE                            what must survive: see [`NatsControl`]
 //! ```
 //!
-//! Nothing here is durable: a message that is lost is said again, or its number shows that it is missing. While there is
+//! Nothing but the last is durable: a message that is lost is said again, or its number shows that it is missing. While there is
 //! no connection nothing is kept either, since what a site said a minute ago says nothing about it.
 //!
 //! | part | what it does |
@@ -17,12 +18,16 @@
 //! | [`NatsServer`] | a server of one's own, for demos and tests |
 
 mod connection;
+mod control;
 mod counters;
 mod envelope;
+mod policies;
 mod server;
 mod subjects;
 
 pub use connection::{NatsConfig, NatsError, NatsLogin, NatsTls};
+pub use control::NatsControl;
+pub use policies::{NatsPolicies, SharedSlots};
 pub use server::{NatsServer, NatsServerError};
 pub use subjects::{Permissions, Subjects};
 
@@ -60,6 +65,7 @@ pub struct NatsBus {
     seal: Arc<Seal>,
     counters: Arc<Counters>,
     here: BTreeSet<SiteName>,
+    client: Client,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -81,8 +87,9 @@ impl NatsBus {
         secret: &[u8; 32],
     ) -> Result<Self, NatsError> {
         let counters = Arc::new(Counters::default());
-        let client = connection::connect(config, &counters).await?;
         let subjects = Arc::new(Subjects::new(&config.name, topology));
+        let inbox = here.first().map_or_else(String::new, |site| subjects.inbox(site));
+        let client = connection::connect(config, &counters, inbox).await?;
         let seal = Arc::new(Seal::new(secret));
         let (outbound, waiting) = mpsc::channel(WAITING);
         let bus = Self {
@@ -92,6 +99,7 @@ impl NatsBus {
             seal,
             counters,
             here: here.iter().cloned().collect(),
+            client: client.clone(),
             tasks: Mutex::new(JoinSet::new()),
         };
         let wanted: Vec<String> = here.iter().flat_map(|site| subjects.read_by(site)).collect();

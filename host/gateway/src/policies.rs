@@ -16,6 +16,7 @@ mod order;
 mod quota;
 mod restore;
 mod rollout;
+mod shared;
 mod signing;
 mod tally;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub use order::{
 };
 pub use restore::{NotRestored, Restored};
 pub use rollout::Enforced;
+pub use shared::AdoptError;
 pub use tally::{Breach, Counts};
 pub use usage::{LogLines, PolicyUsage, PolicyUse, Share, Usage};
 
@@ -41,9 +43,9 @@ use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{
     Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyState, PolicyStore, QuotaBook,
-    Quotas, Sample, Signatures, VersionRecord,
+    Quotas, Sample, SharedPolicies, Signatures, VersionRecord,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -79,6 +81,9 @@ pub struct PolicyDesk {
     used: Mutex<usage::Ledger>,
     quotas: QuotaBook,
     state: Option<Arc<dyn PolicyState>>,
+    shared: Option<Arc<dyn SharedPolicies>>,
+    /// Slots that were changed here while the fleet could not be told.
+    untold: Mutex<BTreeSet<PolicySlot>>,
     /// Bindings that do not answer. Locked for moments, never while anything is loaded.
     missing: Mutex<BTreeMap<PolicySlot, missing::Missing>>,
 }
@@ -105,6 +110,8 @@ impl PolicyDesk {
             used: Mutex::default(),
             quotas: QuotaBook::default(),
             state: None,
+            shared: None,
+            untold: Mutex::default(),
             missing: Mutex::default(),
         }
     }

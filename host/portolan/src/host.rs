@@ -4,6 +4,7 @@ mod bus;
 mod carrier;
 mod live;
 mod parts;
+mod policies;
 mod recovery;
 mod site;
 mod spill;
@@ -79,14 +80,18 @@ impl Host {
         .with_quotas(config.quotas())
         .telling_of(Arc::clone(&state) as Arc<dyn PolicyState>)
         .demanding(Arc::new(config.key_book()?));
-        let desk = Arc::new(match config.four_eyes() {
+        let desk = match config.four_eyes() {
             Some(four_eyes) => desk.with_four_eyes(four_eyes),
+            None => desk,
+        };
+        let bus = HostBus::open(&config, &topology, &secrets).await?;
+        let desk = Arc::new(match bus.policies() {
+            Some(policies) => desk.sharing(Arc::new(policies)),
             None => desk,
         });
         let restored = desk.restore().map_err(HostError::Policies)?;
         let models = parts::load_models(&config).await?;
         let public = Arc::new(parts::public_prefixes(&config, &models)?);
-        let bus = HostBus::open(&config, &topology, &secrets).await?;
         let recovery = RecoveryDesk::new(config.clone(), Arc::clone(&store), Arc::clone(&clock));
         let shared = Shared {
             topology,
@@ -121,6 +126,9 @@ impl Host {
         parts::finish_restoring(&desk, restored.pending)?;
         let mut duties = JoinSet::new();
         shared.recovery.start(&mut duties);
+        if let Some(of_fleet) = shared.bus.policies() {
+            duties.spawn(policies::follow(of_fleet, Arc::clone(&desk)));
+        }
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
         let watch = shared.config.policies_dir.clone().map(start);
         let watch = watch.transpose().map_err(HostError::Watch)?;

@@ -18,6 +18,8 @@ pub mod operation;
 pub mod proposal;
 pub mod quota;
 pub mod sample;
+pub mod shared_policies;
+pub mod shared_policies_fake;
 pub mod signature;
 pub mod state;
 pub mod state_fake;
@@ -64,6 +66,8 @@ pub use operation::{Operation, OperationKind};
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
 pub use sample::{Reading, Sample};
+pub use shared_policies::{SharedError, SharedPolicies, SharedSlot};
+pub use shared_policies_fake::MemoryShared;
 pub use signature::{
     BadSignatureText, FakeSignatures, NoSignatures, SIGNATURES_MAX_BYTES, SIGNED_PREFIX, Signatures, Signed,
     VersionSignature,

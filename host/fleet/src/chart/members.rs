@@ -1,13 +1,60 @@
 //! Which sites are there, as one of them hears it: joins, restarts, leaves, falls silent.
 
+use super::{Chart, Known};
 use parking_lot::Mutex;
 use portolan_base::Moment;
 use portolan_ports::{Member, MemberState, SitePresence, SiteState};
 use std::time::Duration;
 
+impl Chart {
+    /// Takes another site's heartbeat.
+    pub fn heard_presence(&self, presence: &SitePresence) {
+        let Some(index) = self.topology.site_index(&presence.site) else {
+            return;
+        };
+        let Some(member) = self.members.get(index.0 as usize).filter(|_| index != self.here) else {
+            return;
+        };
+        let instances = || self.instances.iter().filter(|known| known.site == index);
+        let change = member.heard(presence, self.clock.now());
+        if let Some(lease) = member.lease() {
+            instances().for_each(|known| known.set_lease(lease));
+        }
+        match change {
+            Change::None => {}
+            Change::Started | Change::Left => {
+                tracing::info!(
+                    site = %presence.site, incarnation = presence.incarnation, state = ?presence.state,
+                    "a site was started anew, or left"
+                );
+                instances().for_each(Known::forget);
+            }
+            Change::Straggler => tracing::warn!(
+                site = %presence.site, incarnation = presence.incarnation,
+                "a heartbeat of an earlier start of the site: is the site running twice?"
+            ),
+        }
+    }
+
+    /// Which sites are there, by index.
+    pub(super) fn attendance(&self) -> Vec<Member> {
+        let now = self.clock.now();
+        let here = |index: usize| index == self.here.0 as usize;
+        let member = |(index, attendance): (usize, &Attendance)| match here(index) {
+            true => Member {
+                state: MemberState::Here,
+                incarnation: self.prefixes.incarnation(),
+                age: Some(Duration::ZERO),
+            },
+            false => attendance.look(now),
+        };
+        self.members.iter().enumerate().map(member).collect()
+    }
+}
+
 /// What a heartbeat changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+enum Change {
     /// Nothing that matters to routes.
     None,
     /// The site was started anew: what was known of it before is void.
@@ -39,7 +86,7 @@ impl Heard {
 
 impl Attendance {
     /// Takes a heartbeat. Ages count from here, by this site's own clock: clocks of two sites need not agree.
-    pub(super) fn heard(&self, presence: &SitePresence, now: Moment) -> Change {
+    fn heard(&self, presence: &SitePresence, now: Moment) -> Change {
         let mut known = self.0.lock();
         let change = match *known {
             None => Change::None,
@@ -71,7 +118,7 @@ impl Attendance {
     }
 
     /// The lease it gave itself.
-    pub(super) fn lease(&self) -> Option<Duration> {
+    fn lease(&self) -> Option<Duration> {
         self.0.lock().map(|heard| heard.lease)
     }
 

@@ -92,8 +92,12 @@ pub enum NatsError {
     Subscribe(String),
 }
 
-/// Begins to connect, and goes on trying.
-pub(super) async fn connect(config: &NatsConfig, counters: &Arc<Counters>) -> Result<Client, NatsError> {
+/// Begins to connect, and goes on trying. Answers come under `inbox`.
+pub(super) async fn connect(
+    config: &NatsConfig,
+    counters: &Arc<Counters>,
+    inbox: String,
+) -> Result<Client, NatsError> {
     let servers: Vec<ServerAddr> = config
         .servers
         .iter()
@@ -102,6 +106,7 @@ pub(super) async fn connect(config: &NatsConfig, counters: &Arc<Counters>) -> Re
     let counted = Arc::clone(counters);
     let options = ConnectOptions::new()
         .name("portolan")
+        .custom_inbox_prefix(inbox)
         .no_echo()
         .retry_on_initial_connect()
         .ping_interval(PING)

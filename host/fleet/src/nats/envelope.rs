@@ -37,6 +37,13 @@ const WANTED: u8 = 3;
 const VISITS: u8 = 4;
 const APPLIED: u8 = 5;
 
+/// What is marked and is no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marked {
+    /// What a policy slot holds.
+    Policy = 64,
+}
+
 /// Why a message is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EnvelopeError {
@@ -113,6 +120,25 @@ impl Seal {
         (0..count).map(part).collect()
     }
 
+    /// Something that is kept `at` a place, marked as of this fleet and of that place.
+    pub(super) fn marked(&self, at: &str, kind: Marked, body: &[u8]) -> Bytes {
+        self.seal(at, kind as u8, body)
+    }
+
+    /// What was marked so.
+    pub(super) fn unmark<'b>(
+        &self,
+        at: &str,
+        kind: Marked,
+        bytes: &'b [u8],
+    ) -> Result<&'b [u8], EnvelopeError> {
+        let (found, body) = self.checked(at, bytes)?;
+        match found == kind as u8 {
+            true => Ok(body),
+            false => Err(EnvelopeError::Format),
+        }
+    }
+
     fn seal(&self, subject: &str, kind: u8, body: &[u8]) -> Bytes {
         let mut bytes = BytesMut::with_capacity(HEAD + body.len());
         bytes.put_u8(FORMAT);
@@ -133,6 +159,20 @@ impl Seal {
         mark
     }
 
+    /// Kind and body of bytes whose mark is right.
+    fn checked<'b>(&self, subject: &str, payload: &'b [u8]) -> Result<(u8, &'b [u8]), EnvelopeError> {
+        let (head, body) = payload.split_at_checked(HEAD).ok_or(EnvelopeError::Format)?;
+        let (format, kind) = (head[0], head[1]);
+        if format != FORMAT {
+            return Err(EnvelopeError::Format);
+        }
+        let expected = self.mark(subject, kind, body);
+        match constant_time_eq(&expected, &head[2..]) {
+            true => Ok((kind, body)),
+            false => Err(EnvelopeError::Mark),
+        }
+    }
+
     /// The message that came under `subject`; none while parts of it are missing.
     pub(super) fn open(
         &self,
@@ -140,16 +180,7 @@ impl Seal {
         payload: &[u8],
         assembly: &mut Assembly,
     ) -> Result<Option<BusMessage>, EnvelopeError> {
-        let (head, body) = payload.split_at_checked(HEAD).ok_or(EnvelopeError::Format)?;
-        let (format, kind) = (head[0], head[1]);
-        if format != FORMAT {
-            return Err(EnvelopeError::Format);
-        }
-        // Hashes compare in constant time.
-        let expected = self.mark(subject, kind, body);
-        if !constant_time_eq(&expected, &head[2..]) {
-            return Err(EnvelopeError::Mark);
-        }
+        let (kind, body) = self.checked(subject, payload)?;
         match kind {
             PRESENCE => read::<SitePresence>(body).map(|said| Some(BusMessage::Presence(said))),
             LOAD => read::<InstanceLoadReport>(body).map(|said| Some(BusMessage::Load(said))),
@@ -260,103 +291,4 @@ fn constant_time_eq(a: &[u8; MARK], b: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use portolan_ports::SiteState;
-
-    const SUBJECT: &str = "f.prefixes.eu.paris.virginia";
-
-    fn told(bytes: usize) -> BusMessage {
-        let summary: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
-        BusMessage::Prefixes(PrefixSummary {
-            from: SiteName::new("virginia").unwrap(),
-            instance: InstanceName::new("v1").unwrap(),
-            to: SiteName::new("paris").unwrap(),
-            summary: summary.into(),
-        })
-    }
-
-    fn presence() -> BusMessage {
-        BusMessage::Presence(SitePresence {
-            site: SiteName::new("paris").unwrap(),
-            incarnation: u64::MAX,
-            sequence: 3,
-            state: SiteState::Draining,
-            lease_ms: 5000,
-        })
-    }
-
-    #[test]
-    fn a_message_comes_back_as_it_was() {
-        let seal = Seal::new(&[7; 32]);
-        let mut assembly = Assembly::default();
-        for message in [presence(), told(0), told(100), told(PART), told(3 * PART + 1)] {
-            let payloads = seal.payloads(SUBJECT, &message);
-            let (last, before) = payloads.split_last().unwrap();
-            for payload in before {
-                assert_eq!(seal.open(SUBJECT, payload, &mut assembly), Ok(None));
-            }
-            assert_eq!(seal.open(SUBJECT, last, &mut assembly), Ok(Some(message)));
-        }
-        assert!(assembly.0.is_empty());
-    }
-
-    #[test]
-    fn a_summary_with_a_part_missing_doubled_or_of_another_is_not_put_together() {
-        let seal = Seal::new(&[7; 32]);
-        let (a, b) = (
-            seal.payloads(SUBJECT, &told(3 * PART)),
-            seal.payloads(SUBJECT, &told(2 * PART)),
-        );
-        for order in [
-            vec![&a[0], &a[2]],
-            vec![&a[1], &a[2]],
-            vec![&a[0], &a[1], &b[1], &a[2]],
-            vec![&a[0], &a[0], &a[2]],
-        ] {
-            let mut assembly = Assembly::default();
-            for payload in order {
-                assert_eq!(seal.open(SUBJECT, payload, &mut assembly), Ok(None));
-            }
-        }
-    }
-
-    #[test]
-    fn another_secret_another_subject_and_changed_bytes_are_refused() {
-        let seal = Seal::new(&[7; 32]);
-        let payload = &seal.payloads(SUBJECT, &presence())[0];
-        let mut none = Assembly::default();
-        let stranger = Seal::new(&[8; 32]);
-        assert_eq!(
-            stranger.open(SUBJECT, payload, &mut none),
-            Err(EnvelopeError::Mark)
-        );
-        assert_eq!(seal.open("f.other", payload, &mut none), Err(EnvelopeError::Mark));
-        for at in 0..payload.len() {
-            let mut changed = payload.to_vec();
-            changed[at] ^= 1;
-            assert!(seal.open(SUBJECT, &changed, &mut none).is_err(), "byte {at}");
-            assert!(
-                seal.open(SUBJECT, &payload[..at], &mut none).is_err(),
-                "cut at {at}"
-            );
-        }
-    }
-
-    #[test]
-    fn no_bytes_make_the_reader_break() {
-        let seal = Seal::new(&[7; 32]);
-        let mut assembly = Assembly::default();
-        // Rightly marked nonsense: what a faulty site of this fleet could send.
-        for kind in 0..=5 {
-            for length in 0..40 {
-                let body: Vec<u8> = (0..length).map(|n| (n * 37 + length) as u8).collect();
-                let payload = seal.seal(SUBJECT, kind, &body);
-                assert!(!matches!(
-                    seal.open(SUBJECT, &payload, &mut assembly),
-                    Ok(Some(_))
-                ));
-            }
-        }
-    }
-}
+mod tests;

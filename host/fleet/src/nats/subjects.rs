@@ -89,15 +89,82 @@ impl Subjects {
     pub fn permissions(&self, site: &SiteName) -> Permissions {
         let from = token(site.as_str());
         let told = TO_ONE.map(|kind| format!("{}.{kind}.*.*.{from}", self.name));
+        let publish = self
+            .facts(site)
+            .into_iter()
+            .chain(told)
+            .chain(self.ordered_by(site));
+        let answers = format!("{}.>", self.inbox(site));
         Permissions {
-            publish: self.facts(site).into_iter().chain(told).collect(),
-            subscribe: self.read_by(site),
+            publish: publish.collect(),
+            subscribe: self.read_by(site).into_iter().chain([answers]).collect(),
         }
+    }
+
+    /// Where a site's process is answered: one of its own, so that no other reads it.
+    pub(super) fn inbox(&self, site: &SiteName) -> String {
+        format!("_INBOX_{}_{}", self.name, token(site.as_str()))
+    }
+
+    /// First part of the control stream's subjects.
+    pub(super) fn control(&self) -> String {
+        format!("{}.control", self.name)
+    }
+
+    /// The control stream's name.
+    pub(super) fn control_stream(&self) -> String {
+        format!("{}-control", self.name)
+    }
+
+    /// The bucket of what policy slots hold.
+    pub(super) fn policies(&self) -> String {
+        // Buckets' names take letters, digits, `-` and `_`.
+        format!("{}-policies", self.name.replace('=', "_"))
+    }
+
+    /// The object store of policies' components.
+    pub(super) fn components(&self) -> String {
+        format!("{}-components", self.name.replace('=', "_"))
+    }
+
+    /// What a site keeps, and says to follow what is kept. It cannot drop anything from the control stream.
+    fn ordered_by(&self, site: &SiteName) -> Vec<String> {
+        let (control, policies, components) = (self.control(), self.policies(), self.components());
+        let mut publish = vec![
+            format!("{control}.beat.{site}"),
+            format!("{control}.invalidation"),
+            format!("{control}.model.*"),
+            format!("$KV.{policies}.>"),
+            format!("$O.{components}.>"),
+            "$JS.API.INFO".to_owned(),
+            format!("$JS.API.STREAM.PURGE.OBJ_{components}"),
+        ];
+        let streams = [
+            self.control_stream(),
+            format!("KV_{policies}"),
+            format!("OBJ_{components}"),
+        ];
+        for stream in streams {
+            let asks = [
+                "STREAM.INFO.{}",
+                "STREAM.CREATE.{}",
+                "STREAM.MSG.GET.{}",
+                "DIRECT.GET.{}",
+                "DIRECT.GET.{}.>",
+                "CONSUMER.CREATE.{}",
+                "CONSUMER.CREATE.{}.>",
+                "CONSUMER.INFO.{}.*",
+                "CONSUMER.DELETE.{}.*",
+            ];
+            publish.extend(asks.map(|ask| format!("$JS.API.{}", ask.replace("{}", &stream))));
+            publish.push(format!("$JS.FC.{stream}.>"));
+        }
+        publish
     }
 }
 
 /// A name as one part of a subject: what would end the part, or match others, is written as `=` and two hex digits.
-fn token(name: &str) -> String {
+pub(super) fn token(name: &str) -> String {
     let mut token = String::with_capacity(name.len());
     for byte in name.bytes() {
         match byte {
@@ -166,7 +233,7 @@ mod tests {
     fn a_site_reads_what_is_meant_for_it_and_speaks_for_itself() {
         let allowed = subjects().permissions(&site("tokyo"));
         assert_eq!(
-            allowed.publish,
+            allowed.publish[..4],
             [
                 "fleet.facts.any.tokyo",
                 "fleet.prefixes.*.*.tokyo",
@@ -175,7 +242,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            allowed.subscribe,
+            allowed.subscribe[..5],
             [
                 "fleet.facts.eu.paris=2e1",
                 "fleet.facts.us=20=3e=20all.virginia",

@@ -3,7 +3,7 @@
 use super::*;
 use crate::bus::conformance::{Line, SECRET, config, name, presence, told, topology, wait};
 use crate::nats::{NatsLogin, NatsTls};
-use portolan_ports::Reading;
+use portolan_ports::{Beat, ControlEvent, ControlStream, Reading};
 use std::fmt::Write;
 
 fn counted(bus: &NatsBus, name: &str) -> u64 {
@@ -211,6 +211,20 @@ async fn a_server_with_permissions_by_site_and_jurisdiction_lets_nobody_read_or_
         counted(&paris, "bus_heard") > 0
     })
     .await;
+
+    // The control stream is within what they may do, and another site's beats are not.
+    let (at_paris, at_virginia) = (NatsControl::on(&paris, 1), NatsControl::on(&virginia, 1));
+    let mut followed = at_paris.follow(None).await.unwrap();
+    let beat = |site: &str| {
+        ControlEvent::Beat(Beat {
+            site: name(site),
+            incarnation: 1,
+            number: 0,
+        })
+    };
+    at_virginia.append(beat("virginia")).await.unwrap();
+    assert_eq!(followed.next().await.unwrap().event, beat("virginia"));
+    assert!(at_virginia.append(beat("paris")).await.is_err());
 
     // Virginia's login, for somebody who wants to be Tokyo: neither heard nor told.
     let config = log_in("virginia", "pw-virginia");

@@ -18,7 +18,8 @@ use portolan_base::TenantName;
 use portolan_decide::Budget;
 use portolan_policy::{QuestionKind, Scope};
 use portolan_ports::{
-    BindingRecord, Finding, PolicyReport, Principal, ProposalRecord, Reuse, RolloutRecord, VersionRecord,
+    BindingRecord, Finding, PolicyReport, Principal, ProposalRecord, Reuse, RolloutRecord, SharedError,
+    VersionRecord,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -528,6 +529,12 @@ pub(super) fn refusal(error: DeskError) -> Response {
             .into_response(),
         DeskError::NotCompiled | DeskError::Conflict(_) => RequestError::new(ErrorKind::Conflict, text)
             .with_code("policy_conflict")
+            .into_response(),
+        DeskError::NotShared(SharedError::ChangedElsewhere) => RequestError::new(ErrorKind::Conflict, text)
+            .with_code("changed_elsewhere")
+            .into_response(),
+        DeskError::NotShared(_) => RequestError::new(ErrorKind::Unavailable, text)
+            .with_code("fleet_unreachable")
             .into_response(),
         DeskError::ConfigTooLong(_) => RequestError::bad_field("config", text).into_response(),
         DeskError::Store(error) => {

@@ -117,7 +117,8 @@ impl PolicyDesk {
         let _changing = self.changing.lock();
         self.refuse_alone(slot, by)?;
         refuse_if_pinned(&self.rollout(slot)?, slot)?;
-        let now = self.parts.clock.now();
+        let (now, rollout) = (self.parts.clock.now(), self.rollout(slot)?);
+        self.share(slot, (None, &rollout), by)?;
         self.parts
             .store
             .unbind(&slot.scope, slot.question, &by.actor, &by.reason, now)?;
@@ -201,7 +202,7 @@ impl PolicyDesk {
         let rollout = self.rollout(slot)?;
         refuse_if_pinned(&rollout, slot)?;
         self.check_stored(slot, &new.sha256)?;
-        let binding = self.parts.store.bind(BindingRecord {
+        let binding = BindingRecord {
             scope: slot.scope.clone(),
             question: slot.question,
             name: new.name,
@@ -214,8 +215,10 @@ impl PolicyDesk {
             actor: by.actor.clone(),
             reason: by.reason.clone(),
             at: self.parts.clock.now(),
-        })?;
+        };
         let rollout = rollout.after_binding(&binding);
+        self.share(slot, (Some(&binding), &rollout), by)?;
+        let binding = self.parts.store.bind(binding)?;
         self.missing.lock().remove(slot);
         let policy = match &rollout.disabled {
             None => policy,

@@ -3,7 +3,7 @@
 use super::PolicySlot;
 use portolan_base::id::NameError;
 use portolan_decide::rollout::BadBudget;
-use portolan_ports::{HoldRecord, PolicyRejection, PolicyReport, Quotas, StoreError};
+use portolan_ports::{HoldRecord, PolicyRejection, PolicyReport, Quotas, SharedError, StoreError};
 use std::time::Duration;
 
 /// Longest configuration of a binding in bytes, as the policy contract says.
@@ -74,6 +74,9 @@ pub enum DeskError {
     /// It does not fit what is there.
     #[error("{0}")]
     Conflict(String),
+    /// The other processes of the fleet were not told, so that nothing changed here either.
+    #[error(transparent)]
+    NotShared(SharedError),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),

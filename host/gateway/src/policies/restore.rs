@@ -135,7 +135,7 @@ impl PolicyDesk {
         loaded.into_inner()
     }
 
-    fn finish(&self, slot: &PolicySlot) -> Result<(), DeskError> {
+    pub(super) fn finish(&self, slot: &PolicySlot) -> Result<(), DeskError> {
         let held = (self.bound(slot)?, self.rollout(slot)?);
         let mut failure = None;
         for (_, told) in versions(slot, &held) {

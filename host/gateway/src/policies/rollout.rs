@@ -341,8 +341,14 @@ impl PolicyDesk {
             reason: self.told_reason(&slot, by),
             at: self.parts.clock.now(),
         };
-        if change != RolloutChange::Disable {
+        let bound = self.bound(&slot)?;
+        let told = (bound.as_ref(), &rollout);
+        if change == RolloutChange::Disable {
+            // Whoever stops a policy stops it, wherever that can be told.
+            self.share_if_possible(&slot, told, by)?;
+        } else {
             self.refuse_alone(&slot, by)?;
+            self.share(&slot, told, by)?;
         }
         Ok(self.parts.store.put_rollout(rollout, deed)?)
     }

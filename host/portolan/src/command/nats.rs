@@ -14,7 +14,7 @@ pub(super) fn permissions(file: &Path, as_json: bool) -> Result<(), Failure> {
         let allowed = |(site, Permissions { publish, subscribe }): &(SiteName, Permissions)| serde_json::json!({ "site": site, "publish": publish, "subscribe": subscribe });
         return json(&serde_json::json!({ "sites": of.iter().map(allowed).collect::<Vec<_>>() }));
     }
-    line("# For nats-server, which takes passwords from its environment.");
+    line("# For nats-server, which takes passwords from its environment: let them begin with a letter.");
     line(authorization(&of, |site| format!("${}", variable(site))));
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::parts::{HostError, Secrets};
 use crate::config::Config;
 use portolan_base::SiteName;
+use portolan_fleet::nats::NatsPolicies;
 use portolan_fleet::{EmbeddedBus, NatsBus, Topology};
 use portolan_ports::Bus;
 use std::sync::Arc;
@@ -13,7 +14,12 @@ pub(super) enum HostBus {
     /// All sites are in this process.
     Embedded(Arc<EmbeddedBus>),
     /// Some are not.
-    Nats(Arc<NatsBus>),
+    Nats {
+        /// What they say of themselves.
+        bus: Arc<NatsBus>,
+        /// Which policies answer.
+        policies: NatsPolicies,
+    },
 }
 
 impl HostBus {
@@ -27,20 +33,32 @@ impl HostBus {
         };
         let here: Vec<SiteName> = config.sites_here().map(|site| site.name.clone()).collect();
         let bus = NatsBus::connect(&nats, topology, &here, &secrets.bus).await?;
-        Ok(Self::Nats(Arc::new(bus)))
+        let policies = NatsPolicies::on(&bus, config.replicas());
+        Ok(Self::Nats {
+            bus: Arc::new(bus),
+            policies,
+        })
+    }
+
+    /// The policies of the fleet; none where this process is all of it.
+    pub(super) fn policies(&self) -> Option<NatsPolicies> {
+        match self {
+            Self::Embedded(_) => None,
+            Self::Nats { policies, .. } => Some(policies.clone()),
+        }
     }
 
     /// As sites see it.
     pub(super) fn as_port(&self) -> Arc<dyn Bus> {
         match self {
             Self::Embedded(bus) => Arc::clone(bus) as Arc<dyn Bus>,
-            Self::Nats(bus) => Arc::clone(bus) as Arc<dyn Bus>,
+            Self::Nats { bus, .. } => Arc::clone(bus) as Arc<dyn Bus>,
         }
     }
 
     /// Sends the last words of the sites.
     pub(super) async fn close(&self) {
-        if let Self::Nats(bus) = self {
+        if let Self::Nats { bus, .. } = self {
             bus.close().await;
         }
     }
