@@ -48,6 +48,10 @@ bench-index-peers: ## The prefix index beside another router's, on one trace; bu
 check-nixl: ## The build with NIXL: brings libclang and the library, builds and tests it
 	tests/nixl
 
+.PHONY: check-engines
+check-engines: $(MODEL) ## Engines that are not ours, the real ones: brings llama.cpp's server and drives it
+	tests/engines/check
+
 .PHONY: lint
 lint: ## Formatting and lints
 	cargo fmt --all --check

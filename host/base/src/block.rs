@@ -12,6 +12,7 @@
 //! A false hit on a `BlockHash` costs latency. A false hit on a `BlockId` would serve another prompt's KV, and a
 //! hostile tenant can construct collisions of a fast hash: hence the second, keyed identity.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -97,6 +98,38 @@ impl TenantKey {
     pub fn opaque(&self, text: &str) -> u64 {
         let digest = blake3::keyed_hash(&self.secret, text.as_bytes());
         u64::from_le_bytes(first_bytes(digest.as_bytes()))
+    }
+
+    /// The same key for prompts that carry a salt of the client's own: only prompts with the same salt find their blocks,
+    /// and none of them is public.
+    #[must_use]
+    pub fn salted(&self, salt: &str) -> Self {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(b"client's salt");
+        hasher.update(salt.as_bytes());
+        Self {
+            secret: *hasher.finalize().as_bytes(),
+            public: None,
+        }
+    }
+
+    /// The same key for a cache whose blocks have one salt from a prompt's beginning to its end: nothing is public.
+    #[must_use]
+    pub fn without_public(self) -> Self {
+        Self { public: None, ..self }
+    }
+
+    /// What an engine that is not ours salts the blocks of this key with: 32 hexadecimal digits that say nothing of whose
+    /// they are.
+    pub fn cache_salt(&self) -> String {
+        use core::fmt::Write;
+        let digest = blake3::keyed_hash(&self.secret, b"engine's cache salt");
+        let mut text = String::with_capacity(32);
+        for byte in &digest.as_bytes()[..16] {
+            // Writing to a text cannot fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
     }
 
     fn seed(&self) -> u64 {
@@ -257,5 +290,20 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn salts_of_clients_part_their_blocks_and_what_engines_are_told_says_nothing() {
+        let tenant = |name| TenantKey::derive(&[1; 32], name, "m", 1);
+        let (a, b) = (tenant("a"), tenant("b"));
+        assert_ne!(a.salted("x"), b.salted("x"));
+        assert_ne!(a.salted("x"), a.salted("y"));
+        assert_ne!(a.salted(""), a);
+        let salts = [a.cache_salt(), b.cache_salt(), a.salted("x").cache_salt()];
+        assert!(salts.iter().all(|salt| salt.len() == 32));
+        assert!(salts[0] != salts[1] && salts[0] != salts[2]);
+        let shared = a.with_public(&b, 64);
+        assert_eq!(shared.without_public().public_tokens(), 0);
+        assert_eq!(shared.salted("x").public_tokens(), 0);
     }
 }

@@ -26,6 +26,25 @@ pub struct SiteView {
     pub jurisdiction: u32,
 }
 
+/// How an instance takes part in requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Serving {
+    /// It takes prompts and KV, and hands over both: any two such instances of a model work together, at any distance.
+    #[default]
+    Pieces,
+    /// It answers whole requests and keeps its KV to itself.
+    Whole,
+    /// It answers whole requests, and within its site hands KV over to the instances with the same number.
+    Handing(u16),
+}
+
+impl Serving {
+    /// Whether the host sees its KV.
+    pub const fn is_pieces(self) -> bool {
+        matches!(self, Self::Pieces)
+    }
+}
+
 /// An engine instance with its load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceView {
@@ -37,6 +56,8 @@ pub struct InstanceView {
     pub model: u32,
     /// What it is for.
     pub role: Role,
+    /// How it takes part.
+    pub serving: Serving,
     /// Whether it may be given work.
     pub standing: Standing,
     /// Requests waiting for prefill.

@@ -54,7 +54,7 @@ pub use allowance::{Allowance, Bounds, OtherTenants};
 pub use breaker::{Breaker, BreakerConfig};
 pub use fetch::{FetchInput, FetchPlan};
 pub use fleet::{
-    Bandwidth, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, SiteIndex, SiteView,
+    Bandwidth, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, Serving, SiteIndex, SiteView,
 };
 pub use foresee::{
     Foreseen, ForeseenCounts, PrewarmAsk, PrewarmCounts, PrewarmDue, PrewarmEnd, PrewarmRules, Prewarms,
@@ -67,7 +67,7 @@ pub use record::{
     RouteRecord, ShadowRecord, StageRecord,
 };
 pub use replicate::{PrefixAsk, ReplicaCounts, ReplicaDue, ReplicaEnd, ReplicaRules, Replicas};
-pub use request::{PrefillMode, RequestFacts, RequestKind};
+pub use request::{Manner, PrefillMode, RequestFacts, RequestKind};
 pub use residency::Placements;
 pub use retry::{RetryBudget, RetryConfig};
 pub use rollout::{Budget, BudgetMeter, Draw, Percent, Spent, TrialStage};

@@ -55,6 +55,19 @@ impl PrefillMode {
     }
 }
 
+/// Which engines can answer a request as it was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Manner {
+    /// Those that take prompt and sampling: the gateway writes the answer.
+    #[default]
+    Pieces,
+    /// Those that take the client's own words: it asks for what only they understand.
+    Whole,
+    /// Both.
+    Either,
+}
+
 /// Whether someone waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -106,6 +119,8 @@ pub struct RequestFacts {
     pub expected_output_tokens: u32,
     /// Where the client wants its prompt computed.
     pub prefill_mode: PrefillMode,
+    /// Which engines can answer it.
+    pub manner: Manner,
     /// 0 is the most urgent.
     pub priority: u32,
     /// Hoped-for time to first token in ms; 0: none stated.

@@ -2,9 +2,10 @@
 
 mod best;
 mod fetching;
+mod whole;
 
 use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex};
-use crate::request::{PrefillMode, RequestFacts};
+use crate::request::{Manner, PrefillMode, RequestFacts};
 use crate::standing::Standing;
 use best::{Best, pairs};
 pub use portolan_base::kv::KvSize;
@@ -64,7 +65,7 @@ impl Candidates {
             kv,
             held,
             coming_back,
-            most_held: held.iter().copied().max().unwrap_or(0),
+            most_held: fetchable(fleet, held),
         };
         let some = survey(ComingBack::TakeTheirShare).routes();
         // One that is coming back is better than none.
@@ -80,13 +81,20 @@ impl Candidates {
     }
 }
 
+/// The most that any instance holds whose KV can be fetched.
+fn fetchable(fleet: &FleetView, held: &[u32]) -> u32 {
+    let holders = fleet.instances.iter().zip(held);
+    let pieces = holders.filter(|(instance, _)| instance.serving.is_pieces());
+    pieces.map(|(_, held)| *held).max().unwrap_or(0)
+}
+
 struct Survey<'a> {
     request: &'a RequestFacts,
     fleet: &'a FleetView,
     kv: KvSize,
     held: &'a [u32],
     coming_back: ComingBack,
-    /// The most that any instance holds.
+    /// The most that any instance holds whose KV can be fetched.
     most_held: u32,
 }
 
@@ -99,7 +107,7 @@ enum ComingBack {
 
 impl Survey<'_> {
     fn routes(&self) -> Candidates {
-        let (survey, fleet) = (self, self.fleet);
+        let survey = self;
         let mut found: Vec<(u64, Route, RouteRow)> = Vec::new();
         let (prefillers, decoders) = survey.pools();
         for (site, prefillers) in (0..).map(SiteIndex).zip(&prefillers) {
@@ -108,20 +116,31 @@ impl Survey<'_> {
             }
             let decoders = survey.best_decoders(site, &decoders);
             for (prefill, decode) in pairs(prefillers, &decoders) {
-                let ends = (fleet.instance(prefill), fleet.instance(decode));
-                if let (Some(prefiller), Some(decoder)) = ends {
-                    let route = Route { prefill, decode };
-                    let row = survey.row(route, prefiller, decoder);
-                    found.push((rough_us(&row), route, row));
-                }
+                found.extend(survey.estimated(Route { prefill, decode }));
             }
         }
+        found.extend(
+            survey
+                .whole_routes()
+                .into_iter()
+                .filter_map(|route| survey.estimated(route)),
+        );
         found.sort_by_key(|(cost, route, _)| (*cost, route.prefill, route.decode));
         found.truncate(MAX_ROUTES);
         Candidates {
             routes: found.iter().map(|(_, route, _)| *route).collect(),
             rows: found.iter().map(|(_, _, row)| *row).collect(),
         }
+    }
+
+    /// A route with its row and the host's own estimate of it.
+    fn estimated(&self, route: Route) -> Option<(u64, Route, RouteRow)> {
+        let (prefiller, decoder) = (
+            self.fleet.instance(route.prefill)?,
+            self.fleet.instance(route.decode)?,
+        );
+        let row = self.row(route, prefiller, decoder);
+        Some((rough_us(&row), route, row))
     }
 
     fn takes(&self, index: InstanceIndex, instance: &InstanceView) -> bool {
@@ -136,8 +155,12 @@ impl Survey<'_> {
         let mut prefillers = vec![Best::default(); self.fleet.sites.len()];
         let mut decoders = Vec::new();
         let prompt = self.request.prompt_tokens.saturating_sub(1);
+        if self.request.manner == Manner::Whole {
+            return (prefillers, decoders);
+        }
         for (index, instance) in self.fleet.indexed() {
-            if instance.model != self.request.model || !self.takes(index, instance) {
+            let fits = instance.model == self.request.model && instance.serving.is_pieces();
+            if !fits || !self.takes(index, instance) {
                 continue;
             }
             if instance.role.decodes() && instance.site == self.request.origin {
@@ -201,7 +224,10 @@ impl Survey<'_> {
     fn row(&self, route: Route, prefiller: &InstanceView, decoder: &InstanceView) -> RouteRow {
         let prompt = self.request.prompt_tokens.saturating_sub(1);
         let cached = self.held(route.prefill);
-        let fetchable = self.most_held.min(prompt).saturating_sub(cached);
+        let fetchable = match prefiller.serving.is_pieces() {
+            true => self.most_held.min(prompt).saturating_sub(cached),
+            false => 0,
+        };
         let link = self
             .link(prefiller.site)
             .filter(|_| prefiller.site != decoder.site);

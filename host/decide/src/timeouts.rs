@@ -164,6 +164,7 @@ mod tests {
             site: SiteIndex(0),
             model: 0,
             role: Role::Both,
+            serving: Default::default(),
             standing: Standing::Ready,
             prefill_queued_requests: 0,
             prefill_queued_tokens: queued_tokens,

@@ -8,6 +8,7 @@
 //! the same shapes: KV taken from a cache or from another instance equals KV computed here bit for bit. Requests
 //! never share a matrix product, so they cannot change each other's values.
 
+pub mod foreign;
 mod generate;
 mod instance;
 mod kernel;
@@ -19,7 +20,9 @@ mod network;
 mod quality;
 mod sampling;
 mod shape;
+mod splice;
 mod text;
+mod wire;
 
 pub use generate::{Generated, generate};
 pub use instance::{CacheConfig, InstanceConfig, NativeInstance, Surroundings};

@@ -92,6 +92,15 @@ impl TextModel for ModelText {
             .render(messages)
     }
 
+    fn render_chat_with(
+        &self,
+        messages: &[ChatMessage],
+        more: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
+        template.render_with(messages, more)
+    }
+
     fn stream(&self) -> Box<dyn TextStream> {
         Box::new(ByteStream::new(Arc::clone(&self.token_bytes)))
     }

@@ -240,6 +240,7 @@ impl Chart {
             site: known.site,
             model: model.and_then(|i| u32::try_from(i).ok()).unwrap_or(u32::MAX),
             role: duty.takes().unwrap_or(duty.role()),
+            serving: spec.serving,
             standing: match duty.takes() {
                 None if standing.is_ready() => Standing::Draining,
                 _ => standing,

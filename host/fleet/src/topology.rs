@@ -1,7 +1,7 @@
 //! What the operator wrote down about the fleet: sites, instances, links. Checked once, never changed while it runs.
 
 use portolan_base::{BitsPerSecond, InstanceName, ModelName, Role, SiteName};
-use portolan_decide::SiteIndex;
+use portolan_decide::{Serving, SiteIndex};
 use portolan_policy::{NameTables, SiteEntry};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub struct InstanceSpec {
     pub model: ModelName,
     /// What it is for.
     pub role: Role,
+    /// How it takes part in requests.
+    pub serving: Serving,
     /// Sequences it can decode at once.
     pub decode_slots: u32,
     /// Price of a thousand computed tokens, in millionths of the operator's unit.

@@ -16,6 +16,9 @@ const PROMPT_TOKENS: u32 = 64;
 /// Tokens of the answer.
 const ANSWER_TOKENS: u32 = 3;
 
+/// How often it is looked whether an engine that is not ours is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// How long one that could not be warmed up is left alone before the next try.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -25,6 +28,9 @@ pub async fn until_warm(engine: Arc<dyn Engine>) {
 }
 
 async fn try_until_warm(engine: Arc<dyn Engine>, pause: Duration) {
+    if engine.whole().is_some() {
+        return until_up(engine.as_ref()).await;
+    }
     loop {
         let name = &engine.describe().instance;
         match warm_up(engine.as_ref()).await {
@@ -39,6 +45,13 @@ async fn try_until_warm(engine: Arc<dyn Engine>, pause: Duration) {
             }
         }
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// An engine that is not ours tries itself out when it is there.
+async fn until_up(engine: &dyn Engine) {
+    while !engine.is_up() {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -1,9 +1,10 @@
 //! A request that was parsed, authenticated and tokenised: what every later stage works on.
 
+use bytes::Bytes;
 use portolan_base::{ModelName, Moment, RequestId};
-use portolan_decide::{PrefillMode, RequestKind};
+use portolan_decide::{Manner, PrefillMode, RequestKind};
 use portolan_policy::Dependency;
-use portolan_ports::{Sampling, TenantRecord};
+use portolan_ports::{Sampling, TenantRecord, WholePath};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -48,4 +49,25 @@ pub struct Accepted {
     pub labels: BTreeMap<String, String>,
     /// What the prompt was made from: its KV dies when one of these changes.
     pub dependencies: Vec<Dependency>,
+    /// A salt of the client's own: its blocks are found by prompts with the same one only.
+    pub cache_salt: Option<String>,
+    /// Which engines can answer it.
+    pub manner: Manner,
+    /// As the client wrote it, where an engine may have to answer it whole.
+    pub original: Option<Arc<Original>>,
+}
+
+/// A request as the client wrote it, for engines that answer whole ones.
+#[derive(Clone, Debug)]
+pub struct Original {
+    /// Which inference path.
+    pub path: WholePath,
+    /// The JSON object.
+    pub body: Bytes,
+    /// Its fields that no engine is given.
+    pub remove: Arc<[&'static str]>,
+    /// Headers that engines are given: lower-case name, value.
+    pub headers: Arc<[(String, String)]>,
+    /// Whether the answer comes piece by piece.
+    pub streamed: bool,
 }

@@ -1,9 +1,10 @@
 //! An answer on its way to the client.
 
 use crate::error::RequestError;
+use bytes::Bytes;
 use portolan_base::RequestId;
 use portolan_base::kv::KvQuant;
-use portolan_ports::{CancelOnDrop, FinishReason};
+use portolan_ports::{AnswerHead, CancelOnDrop, FinishReason};
 use tokio::sync::mpsc;
 
 /// What was computed for the client.
@@ -19,7 +20,7 @@ pub struct Usage {
     pub kv_quantised: Option<KvQuant>,
 }
 
-/// What comes out of the stages, in order. Exactly one of the last two ends it.
+/// What comes out of the stages, in order. Exactly one of `Finished`, `Ended` and `Failed` ends it.
 #[derive(Clone, Debug)]
 pub enum AnswerEvent {
     /// One more token and the text it completes, which may be empty.
@@ -38,6 +39,12 @@ pub enum AnswerEvent {
         /// What was computed.
         usage: Usage,
     },
+    /// An engine's own answer begins: its head, then its bytes, then its end.
+    Head(AnswerHead),
+    /// More of an engine's own answer.
+    Bytes(Bytes),
+    /// An engine's own answer is complete.
+    Ended,
     /// The answer broke off.
     Failed(RequestError),
 }

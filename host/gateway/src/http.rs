@@ -29,6 +29,7 @@ mod instances;
 mod kv;
 mod listen;
 mod models;
+mod passed;
 mod prewarm;
 mod proposals;
 mod recovery;
@@ -147,6 +148,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> Response {
     samples.extend(crate::replicate::samples(&site));
     samples.extend(crate::ahead::samples(&site));
     samples.extend(site.recovery_samples());
+    samples.extend(site.parts.engines.values().flat_map(|engine| engine.samples()));
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),

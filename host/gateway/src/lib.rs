@@ -25,9 +25,9 @@ mod rollout;
 pub mod site;
 pub mod stage;
 
-pub use accepted::Accepted;
+pub use accepted::{Accepted, Original};
 pub use answer::{Answer, AnswerEvent, Usage};
 pub use error::{ErrorKind, RequestError};
 pub use live::Live;
 pub use public::PublicPrefixes;
-pub use site::{Limits, ServedModel, Site, SiteParts};
+pub use site::{Limits, ServedBy, ServedModel, Site, SiteParts};

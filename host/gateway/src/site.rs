@@ -20,10 +20,13 @@ use crate::stage::accept::Prompts;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
-use portolan_base::{Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName};
+use portolan_base::{
+    BlockHash, Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName,
+};
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
-    Configuration, Engine, EngineDescription, Fidelity, Fleet, PolicyStore, Service, TextModel, Transport,
+    CacheSalt, Configuration, Engine, EngineDescription, Fidelity, Fleet, PolicyStore, Service, TextModel,
+    Transport,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +41,31 @@ pub struct ServedModel {
     pub description: EngineDescription,
     /// Unix time in seconds, for `/v1/models`.
     pub created: u64,
+    /// Which kinds of engines serve it here.
+    pub served: ServedBy,
+}
+
+/// Which kinds of engines serve a model at a site.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServedBy {
+    /// Those that take prompts and KV.
+    #[default]
+    Pieces,
+    /// Those that answer whole requests.
+    Whole,
+    /// Both.
+    Both,
+}
+
+impl ServedBy {
+    /// What one more instance of a kind makes of it.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match self == other {
+            true => self,
+            false => Self::Both,
+        }
+    }
 }
 
 /// Policy calls a tenant may have under way. Each may hold a component of 32 MiB and a thread that waits for the
@@ -133,6 +161,34 @@ impl ExactKv {
     }
 }
 
+/// Tells the engines that answer whole requests whose blocks they may still hold from before: salts are derived, so that
+/// a host that was restarted knows them again. Salts of clients' own are learned when they come.
+fn expect_salts(parts: &SiteParts) {
+    let whole: Vec<_> = parts
+        .engines
+        .values()
+        .filter(|engine| engine.whole().is_some())
+        .collect();
+    if whole.is_empty() {
+        return;
+    }
+    let tenants = parts.store.tenants().unwrap_or_default();
+    for engine in whole {
+        let layout = &engine.describe().layout;
+        for tenant in &tenants {
+            let (model, version) = (layout.model.as_str(), layout.model_version);
+            let key = TenantKey::derive(&parts.secret, tenant.name.as_str(), model, version);
+            let salt = CacheSalt {
+                text: key.cache_salt().into(),
+                root: Some(BlockHash::root(&key)),
+            };
+            if let Some(whole) = engine.whole() {
+                whole.expect(&salt);
+            }
+        }
+    }
+}
+
 /// One site's gateway.
 pub struct Site {
     /// What it is made of.
@@ -175,6 +231,7 @@ impl Site {
     /// Puts a site together.
     pub fn new(parts: SiteParts) -> Arc<Self> {
         let limits = parts.limits;
+        expect_salts(&parts);
         let replication = parts.replicate.map(Replication::new);
         let ahead = parts.prewarm.map(Ahead::new);
         let live = Live {

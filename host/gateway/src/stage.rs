@@ -11,6 +11,7 @@ mod fetch;
 mod hedge;
 mod journey;
 mod locate;
+mod pass;
 mod prefill;
 pub(crate) mod prewarm;
 mod settle;
@@ -120,6 +121,9 @@ impl Journey {
     ) -> Result<(), Fault> {
         let leg = self.leg(route, rest)?;
         self.site.parts.fleet.begins(route);
+        if leg.decoder.whole().is_some() {
+            return self.pass(&leg, started).await;
+        }
         let brought = self.fetch(&leg, holders).await;
         let (leg, kv) = match leg.is_remote() {
             false => {

@@ -3,6 +3,7 @@
 mod book;
 mod changing;
 mod compression;
+mod engine;
 mod fleet;
 mod kv;
 mod limits;
@@ -27,6 +28,7 @@ mod unknown;
 pub use book::{fill, tables};
 pub use changing::{ChangingConfig, Takes, takes_of};
 pub use compression::LinkCompression;
+pub use engine::{EngineKind, HandOverConfig, KvEventsConfig, ServerConfig};
 pub use fleet::{FleetConfig, FleetSecret, NatsSettings, NatsTlsSettings};
 pub use kv::{KvConfig, PrewarmConfig, PublicPrefix, ReplicateConfig, TiersConfig};
 pub use limits::LimitsConfig;
@@ -286,12 +288,13 @@ impl Config {
         }
         for site in &self.sites {
             for instance in &site.instances {
-                let key = |field| format!("sites.{}.instances.{}.{field}", site.name, instance.name);
+                let key = |field: &str| format!("sites.{}.instances.{}.{field}", site.name, instance.name);
                 if !models.contains(instance.model.as_str()) {
                     let known = models.iter().copied().collect::<Vec<_>>().join(", ");
                     let problem = format!("there is no model {}; defined are: {known}", instance.model);
                     return Err(ConfigError::value(key("model"), problem));
                 }
+                engine::check(&|field| key(field), instance, self.tenants.len())?;
                 if instance.decode_slots == 0 {
                     return Err(ConfigError::value(key("decode_slots"), "at least 1 is needed"));
                 }

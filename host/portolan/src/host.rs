@@ -2,6 +2,7 @@
 
 mod bus;
 mod carrier;
+mod foreign;
 mod live;
 mod parts;
 mod policies;

@@ -4,7 +4,7 @@
 //! every token after it. So no logits and no first token ever cross a link, a recurrent state is at the exact length
 //! decode needs, and every sampled token is drawn in one place.
 
-use crate::{Cancel, KvPiece, KvSet};
+use crate::{Cancel, KvPiece, KvSet, Sample, WholeRequests};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
 use portolan_base::{
@@ -327,6 +327,22 @@ pub trait Engine: Send + Sync {
     /// What it keeps for reuse; none when that lies in another process.
     fn cache(&self) -> Option<&dyn KvCache> {
         None
+    }
+
+    /// The engine as one that answers whole requests; then it takes neither prefill nor decode jobs, and the host has
+    /// no KV of it.
+    fn whole(&self) -> Option<&dyn WholeRequests> {
+        None
+    }
+
+    /// Whether it can be given work: whether its process runs and answers.
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    /// Numbers of its own for the metrics page.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
     }
 
     /// What changes in its cache from now on.

@@ -32,6 +32,7 @@ pub mod transport;
 pub mod transport_fake;
 pub mod uploads;
 pub mod validity;
+pub mod whole;
 
 pub use bus::{
     AppliedReport, Bus, BusMessage, InstanceLoadReport, PRESENCE_LEASE, PrefixSummary, SitePresence,
@@ -91,6 +92,10 @@ pub use transport_fake::NoLinks;
 pub use uploads::{UploadTurn, UploadWindow};
 pub use validity::{
     AlwaysValid, Begun, CacheValidity, Given, InUse, Order, Patience, SiteApplied, SiteEffect, Stale,
+};
+pub use whole::{
+    AnswerBody, AnswerHead, CacheSalt, Handed, Offer, Prefilling, WholeAnswer, WholeJob, WholePath,
+    WholeRequests,
 };
 
 use std::sync::Arc;

@@ -37,6 +37,16 @@ pub trait TextModel: Send + Sync {
     /// Renders messages with the model's chat template, ready for an answer.
     fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError>;
 
+    /// The same with what else the template may look at (tools, documents, arguments of the client's own), by the names it
+    /// knows them by.
+    fn render_chat_with(
+        &self,
+        messages: &[ChatMessage],
+        _more: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, TextError> {
+        self.render_chat(messages)
+    }
+
     /// Decodes an answer token by token.
     fn stream(&self) -> Box<dyn TextStream>;
 

@@ -220,6 +220,7 @@ impl Machine {
             site: self.config.site,
             model: 0,
             role: self.role,
+            serving: Default::default(),
             standing: Standing::Ready,
             prefill_queued_requests: 0,
             prefill_queued_tokens: 0,

@@ -20,6 +20,7 @@ fn instance(name: &str, site: SiteIndex) -> InstanceView {
         site,
         model: 0,
         role: Role::Both,
+        serving: Default::default(),
         standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,

@@ -19,6 +19,7 @@ fn instance(site: SiteIndex, ns_per_token: u64, queued: u32) -> InstanceView {
         site,
         model: 0,
         role: Role::Both,
+        serving: Default::default(),
         standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: queued,

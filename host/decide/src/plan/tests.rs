@@ -94,6 +94,7 @@ fn instance(name: &str, site: SiteIndex, ns_per_token: u64) -> InstanceView {
         site,
         model: 0,
         role: Role::Both,
+        serving: Default::default(),
         standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,
@@ -149,6 +150,7 @@ fn request() -> RequestFacts {
         max_output_tokens: 10,
         expected_output_tokens: 10,
         prefill_mode: PrefillMode::Auto,
+        manner: Default::default(),
         priority: 0,
         ttft_slo_ms: 0,
         seed: 0,
@@ -507,6 +509,7 @@ fn what_the_client_asked_of_prefill_is_kept() {
     ] {
         let asked = RequestFacts {
             prefill_mode: mode,
+            manner: Default::default(),
             prompt_tokens: 5,
             ..request()
         };

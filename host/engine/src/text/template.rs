@@ -45,11 +45,23 @@ impl ChatTemplate {
 
     /// The prompt of `messages`, ready for an answer.
     pub(super) fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+        self.render_with(messages, &serde_json::Map::new())
+    }
+
+    /// The same with more values, which win over those that are always there.
+    pub(super) fn render_with(
+        &self,
+        messages: &[ChatMessage],
+        more: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, TextError> {
         let values = context! {
-            messages => Serde(messages),
-            add_generation_prompt => true,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
+            ..Value::from(Serde(more)),
+            ..context! {
+                messages => Serde(messages),
+                add_generation_prompt => true,
+                bos_token => self.bos.as_str(),
+                eos_token => self.eos.as_str(),
+            }
         };
         let render = self
             .environment
@@ -115,6 +127,16 @@ mod tests {
             render(source, &[message("user", " hi ")]).unwrap(),
             "<s>USER:hi</s>A:"
         );
+    }
+
+    #[test]
+    fn tools_and_the_clients_own_arguments_are_seen_and_win() {
+        let source = "{% if tools %}T:{{ tools | tojson }}{% endif %}{{ messages[0].content }}{% if thinking %}!{% endif %}{% if add_generation_prompt %}A{% endif %}";
+        let template = ChatTemplate::compile(source.to_owned(), None, None).unwrap();
+        let more =
+            serde_json::json!({"tools": [{"name": "f"}], "thinking": true, "add_generation_prompt": false});
+        let text = template.render_with(&[message("user", "hi")], more.as_object().unwrap());
+        assert_eq!(text.unwrap(), r#"T:[{"name": "f"}]hi!"#);
     }
 
     #[test]

@@ -69,6 +69,7 @@ fn topology() -> Topology {
             name: instance(),
             model: model(),
             role: Role::Both,
+            serving: Default::default(),
             decode_slots: 4,
             price_micros_per_kilotoken: 0,
         }],

@@ -57,11 +57,12 @@ impl Chart {
         }
     }
 
-    /// This site's instances that can do both, with their index.
+    /// This site's instances that can do both and whose KV is the host's to move, with their index.
     fn convertible(&self) -> impl Iterator<Item = (usize, &Known)> {
         let specs = self.topology.instances().map(|(_, spec)| spec);
         let both = self.instances.iter().zip(specs).enumerate();
         both.filter(|(_, (known, spec))| known.site == self.here && spec.role == Role::Both)
+            .filter(|(_, (_, spec))| spec.serving.is_pieces())
             .map(|(index, (known, _))| (index, known))
     }
 

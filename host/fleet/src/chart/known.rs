@@ -112,6 +112,8 @@ impl Known {
     pub(super) fn look(&self, now: Moment) -> (EngineLoad, Standing) {
         let mut state = self.state.lock();
         let (load, standing) = match (&self.engine, state.reported) {
+            // Without a process there is nothing to be warm or to drain.
+            (Some(engine), _) if !engine.is_up() => (engine.load(), Standing::Silent),
             (Some(engine), _) => (engine.load(), state.own_standing()),
             (None, Some(reported)) if now.since(reported.at) < state.lease => {
                 (self.with_the_way(reported.load), reported.standing)

@@ -29,6 +29,7 @@ fn chart(clock: Arc<TestClock>) -> Chart {
         name: instance(),
         model: ModelName::new("m").unwrap(),
         role: Role::Both,
+        serving: Default::default(),
         decode_slots: 4,
         price_micros_per_kilotoken: 0,
     };
@@ -216,6 +217,7 @@ fn to_be_divided() -> (Chart, Arc<TestClock>) {
         name: InstanceName::new(name).unwrap(),
         model: ModelName::new("m").unwrap(),
         role,
+        serving: Default::default(),
         decode_slots: 4,
         price_micros_per_kilotoken: 0,
     };

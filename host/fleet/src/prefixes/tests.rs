@@ -23,6 +23,7 @@ fn topology() -> Topology {
             name: InstanceName::new("i1").unwrap(),
             model: ModelName::new("m").unwrap(),
             role: Role::Both,
+            serving: Default::default(),
             decode_slots: 4,
             price_micros_per_kilotoken: 0,
         }],

@@ -18,6 +18,7 @@ fn instance(site: SiteIndex, role: Role, ns_per_token: u64) -> InstanceView {
         site,
         model: 0,
         role,
+        serving: Default::default(),
         standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,

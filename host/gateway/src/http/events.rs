@@ -6,6 +6,7 @@ use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use futures_util::future;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use portolan_ports::AnswerHead;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,9 +17,17 @@ pub(super) type Positioned = (usize, AnswerEvent);
 /// The events of all answers as they come. Dropping the stream cancels every request of the order.
 pub(super) type Events = BoxStream<'static, Positioned>;
 
+/// How an answer began.
+pub(super) enum Begun {
+    /// Tokens come, of which the answer is written here.
+    Written(Events),
+    /// An engine's own answer comes.
+    Passed(AnswerHead, Events),
+}
+
 /// Serves every request of an order. Returns when the first answer begins; an error when it is a failure, so that it
 /// can still be told by a status.
-pub(super) async fn begin(site: &Arc<Site>, requests: Vec<Accepted>) -> Result<Events, RequestError> {
+pub(super) async fn begin(site: &Arc<Site>, requests: Vec<Accepted>) -> Result<Begun, RequestError> {
     let answers = requests
         .into_iter()
         .enumerate()
@@ -26,7 +35,10 @@ pub(super) async fn begin(site: &Arc<Site>, requests: Vec<Accepted>) -> Result<E
     let mut events = stream::select_all(answers);
     match events.next().await {
         Some((_, AnswerEvent::Failed(error))) => Err(error),
-        Some(first) => Ok(stream::once(future::ready(first)).chain(events).boxed()),
+        Some((_, AnswerEvent::Head(head))) => Ok(Begun::Passed(head, events.boxed())),
+        Some(first) => Ok(Begun::Written(
+            stream::once(future::ready(first)).chain(events).boxed(),
+        )),
         None => Err(broken_off()),
     }
 }
@@ -61,7 +73,11 @@ impl Stream for AnswerStream {
         }
         self.answer.events.poll_recv(context).map(|event| {
             let event = event.unwrap_or_else(|| AnswerEvent::Failed(broken_off()));
-            self.ended = !matches!(event, AnswerEvent::Delta { .. });
+            let more = matches!(
+                event,
+                AnswerEvent::Delta { .. } | AnswerEvent::Head(_) | AnswerEvent::Bytes(_)
+            );
+            self.ended = !more;
             Some(event)
         })
     }

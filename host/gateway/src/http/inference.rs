@@ -1,8 +1,9 @@
 //! The two inference doors.
 
+use super::events::Begun;
 use super::tag::{self, Tag};
 use super::wire::Head;
-use super::{auth, body, events, sse, whole};
+use super::{auth, body, events, passed, sse, whole};
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use crate::stage::accept::{Call, Delivery, Endpoint, LONG_BODY_BYTES, Order, accept};
@@ -99,7 +100,10 @@ async fn answer(site: &Arc<Site>, order: Order) -> Result<Response, RequestError
         .iter()
         .map(|request| Arc::clone(&request.prompt))
         .collect::<Vec<_>>();
-    let events = events::begin(site, order.requests).await?;
+    let events = match events::begin(site, order.requests).await? {
+        Begun::Written(events) => events,
+        Begun::Passed(head, events) => return Ok(passed::response(head, events)),
+    };
     match options.delivery {
         Delivery::Whole => whole::collect(events, &head, options, &prompts).await,
         Delivery::Stream | Delivery::StreamWithUsage => Ok(sse::response(events, head, options, prompts)),

@@ -124,6 +124,8 @@ impl Writer {
                 }
             }
             AnswerEvent::Failed(error) => return Frame::Last(failure(&error)),
+            // An engine's own answer is not written here.
+            AnswerEvent::Head(_) | AnswerEvent::Bytes(_) | AnswerEvent::Ended => return Frame::Nothing,
         };
         let mut out = Vec::new();
         let first = self

@@ -107,6 +107,8 @@ fn note(answers: &mut [Collected], (position, event): Positioned) -> Result<(), 
             answer.usage = usage;
         }
         AnswerEvent::Failed(error) => return Err(error),
+        // An engine's own answer is not written here.
+        AnswerEvent::Head(_) | AnswerEvent::Bytes(_) | AnswerEvent::Ended => {}
     }
     Ok(())
 }

@@ -7,20 +7,21 @@ mod headers;
 mod hints;
 mod messages;
 mod narrow;
+mod original;
 mod prompt;
 mod refused;
 
 use crate::accepted::Accepted;
 use crate::error::{ErrorKind, RequestError};
-use crate::site::{ServedModel, Site};
+use crate::site::{ServedBy, ServedModel, Site};
 use axum::http::HeaderMap;
 use bytes::Bytes;
 use fields::Fields;
 use generation::Generation;
 use hints::Hints;
 use portolan_base::{ModelName, Moment, RequestId, TenantName};
-use portolan_decide::{PrefillMode, RequestKind};
-use portolan_ports::{Principal, TenantRecord};
+use portolan_decide::{Manner, PrefillMode, RequestKind};
+use portolan_ports::{Principal, Sampling, TenantRecord};
 pub use prompt::Prompts;
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,30 +122,107 @@ pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
     let tenant = narrow::tenant(site, &call.principal, &hints)?;
     let tenant = narrow::narrow(tenant, &site.parts.fleet.names(), &hints)?;
     let (name, model) = served(site, &mut fields)?;
-    refused::check(&mut fields)?;
-    let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
     if hints.life.is_some() {
         let text = "portolan.ttl_s is for /v1/portolan/prewarm, which says how long a prompt is kept";
         return Err(RequestError::bad_field("portolan.ttl_s", text));
     }
-    let prompts = Prompts::take(&mut fields, call.endpoint)?;
-    let prompts = after_what_is_warm(site, &hints, (&tenant.name, &name), prompts, call.at)?;
-    let prompts = prompts.tokenise(model)?;
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
+    let salt = fields.text("cache_salt", hints::TEXT_MAX_BYTES)?;
     let draft = Draft {
         id,
         at: call.at,
         tenant,
         model: name,
         hints,
-        generation,
+        endpoint: call.endpoint,
+        salt,
     };
-    let requests = draft.requests(&prompts, model.description.context_tokens.0)?;
-    Ok(Order {
-        id: draft.id,
-        requests,
-        options: draft.generation.options,
-    })
+    if model.served == ServedBy::Pieces {
+        return draft.computed(site, call, fields, model);
+    }
+    draft.passed(site, call, &fields, model)
+}
+
+impl Draft {
+    /// An order for engines that take prompts: the gateway writes the answer.
+    fn computed(
+        self,
+        site: &Site,
+        call: &Call,
+        mut fields: Fields<'_>,
+        model: &ServedModel,
+    ) -> Result<Order, RequestError> {
+        refused::check(&mut fields)?;
+        let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
+        let prompts = Prompts::take(&mut fields, call.endpoint)?;
+        let whose = (&self.tenant.name, &self.model);
+        let prompts = after_what_is_warm(site, &self.hints, whose, prompts, call.at)?;
+        let prompts = prompts.tokenise(model)?;
+        let requests = self.requests(&generation, &prompts, model.description.context_tokens.0)?;
+        Ok(Order {
+            id: self.id,
+            requests,
+            options: generation.options,
+        })
+    }
+
+    /// An order that an engine may answer whole. One that asks for no more than the gateway can write itself may go to
+    /// either kind; where only one kind serves the model, or only that understands what is asked, to that.
+    fn passed(
+        self,
+        site: &Site,
+        call: &Call,
+        fields: &Fields<'_>,
+        model: &ServedModel,
+    ) -> Result<Order, RequestError> {
+        if self.hints.cache_id.is_some() {
+            // What is put before the prompt is put there by the gateway.
+            return match model.served {
+                ServedBy::Whole => Err(RequestError::bad_field(
+                    "portolan.cache_id",
+                    "no engine that serves this model here takes a prompt that was computed ahead",
+                )),
+                ServedBy::Pieces | ServedBy::Both => self.computed(site, call, fields.clone(), model),
+            };
+        }
+        let outline = original::outline(fields.clone(), call.endpoint, model);
+        if outline.answers > ANSWERS_MAX {
+            let message = format!(
+                "{} answers are asked for, at most {ANSWERS_MAX} are given at once",
+                outline.answers
+            );
+            return Err(RequestError::bad_field("n", message));
+        }
+        let kept = original::keep(call, outline.delivery);
+        if model.served == ServedBy::Both
+            && let Ok(mut order) = self.clone().computed(site, call, fields.clone(), model)
+            && let [request] = order.requests.as_mut_slice()
+        {
+            request.manner = Manner::Either;
+            request.original = Some(kept);
+            return Ok(order);
+        }
+        let request = Accepted {
+            manner: Manner::Whole,
+            original: Some(kept),
+            ..self.request(
+                self.id.clone(),
+                &outline.prompt,
+                outline.max_tokens,
+                Drawn::by_the_engine(),
+            )
+        };
+        Ok(Order {
+            id: self.id,
+            requests: vec![request],
+            options: AnswerOptions {
+                endpoint: call.endpoint,
+                choices: 1,
+                delivery: outline.delivery,
+                return_token_ids: false,
+            },
+        })
+    }
 }
 
 /// A prompt to be computed ahead of its request.
@@ -168,7 +246,12 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
     let tenant = narrow::narrow(tenant, &site.parts.fleet.names(), &hints)?;
     let (name, model) = served(site, &mut fields)?;
     refused::check(&mut fields)?;
+    let salt = fields.text("cache_salt", hints::TEXT_MAX_BYTES)?;
     let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
+    if model.served == ServedBy::Whole {
+        let text = "no engine that serves this model here computes a prompt ahead of its request";
+        return Err(RequestError::bad_field("model", text));
+    }
     if !matches!(hints.prefill_mode, PrefillMode::Auto | PrefillMode::LocalOnly) {
         let text = "a prompt is computed ahead at the site that is asked: leave it out, or say local_only";
         return Err(RequestError::bad_field("prefill_policy", text));
@@ -189,9 +272,10 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
         tenant,
         model: name,
         hints,
-        generation,
+        endpoint: call.endpoint,
+        salt,
     };
-    let mut requests = draft.requests(&prompts, model.description.context_tokens.0)?;
+    let mut requests = draft.requests(&generation, &prompts, model.description.context_tokens.0)?;
     match (requests.pop(), requests.is_empty()) {
         (Some(request), true) => Ok(WarmOrder {
             request,
@@ -253,18 +337,55 @@ fn served<'s>(site: &'s Site, fields: &mut Fields<'_>) -> Result<(ModelName, &'s
 }
 
 /// Everything the requests of one order have in common.
+#[derive(Clone)]
 struct Draft {
     id: RequestId,
     at: Moment,
     tenant: TenantRecord,
     model: ModelName,
     hints: Hints,
-    generation: Generation,
+    endpoint: Endpoint,
+    /// The client's own.
+    salt: Option<String>,
+}
+
+/// How the tokens of one answer are drawn.
+struct Drawn {
+    sampling: Sampling,
+    stop: Vec<String>,
+    ignore_eos: bool,
+}
+
+impl Drawn {
+    fn of(generation: &Generation, choice: u32) -> Self {
+        let mut sampling = generation.sampling;
+        // Choices of one prompt differ, and the same seed gives the same choices again.
+        sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+        Self {
+            sampling,
+            stop: generation.stop.clone(),
+            ignore_eos: generation.ignore_eos,
+        }
+    }
+
+    /// By an engine that reads the request itself.
+    fn by_the_engine() -> Self {
+        Self {
+            sampling: Sampling::GREEDY,
+            stop: Vec::new(),
+            ignore_eos: false,
+        }
+    }
 }
 
 impl Draft {
-    fn requests(&self, prompts: &[Arc<[u32]>], context: u32) -> Result<Vec<Accepted>, RequestError> {
-        let choices = self.generation.options.choices;
+    fn requests(
+        &self,
+        generation: &Generation,
+        prompts: &[Arc<[u32]>],
+        context: u32,
+    ) -> Result<Vec<Accepted>, RequestError> {
+        let choices = generation.options.choices;
         let answers = prompts.len() * choices as usize;
         if answers > ANSWERS_MAX {
             let message = format!(
@@ -276,10 +397,10 @@ impl Draft {
         let mut requests = Vec::with_capacity(answers);
         for prompt in prompts {
             let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-            let max_tokens = self.generation.limit.resolve(length, context)?;
+            let max_tokens = generation.limit.resolve(length, context)?;
             for choice in 0..choices {
                 let id = self.id_of(requests.len(), answers)?;
-                requests.push(self.request(id, prompt, max_tokens, choice));
+                requests.push(self.request(id, prompt, max_tokens, Drawn::of(generation, choice)));
             }
         }
         Ok(requests)
@@ -296,10 +417,7 @@ impl Draft {
         })
     }
 
-    fn request(&self, id: RequestId, prompt: &Arc<[u32]>, max_tokens: u32, choice: u32) -> Accepted {
-        let mut sampling = self.generation.sampling;
-        // Choices of one prompt differ, and the same seed gives the same choices again.
-        sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+    fn request(&self, id: RequestId, prompt: &Arc<[u32]>, max_tokens: u32, drawn: Drawn) -> Accepted {
         Accepted {
             id,
             trace_id: self.hints.trace_id.clone(),
@@ -308,18 +426,21 @@ impl Draft {
             model: self.model.clone(),
             prompt: Arc::clone(prompt),
             max_tokens,
-            sampling,
-            stop: self.generation.stop.clone(),
-            ignore_eos: self.generation.ignore_eos,
+            sampling: drawn.sampling,
+            stop: drawn.stop,
+            ignore_eos: drawn.ignore_eos,
             session: self.hints.session.clone(),
             user: self.hints.user.clone(),
-            path: self.generation.options.endpoint.path(),
+            path: self.endpoint.path(),
             kind: self.hints.kind,
             prefill_mode: self.hints.prefill_mode,
             priority: self.hints.priority,
             ttft_slo_ms: self.hints.ttft_slo_ms,
             labels: self.hints.labels.clone(),
             dependencies: self.hints.dependencies.clone(),
+            cache_salt: self.salt.clone(),
+            manner: Manner::Pieces,
+            original: None,
         }
     }
 }

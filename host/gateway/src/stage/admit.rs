@@ -55,6 +55,10 @@ pub(super) fn admit(
         dependencies: request.dependencies.as_slice().into(),
     });
     let key = site.cache_key(&request.tenant.name, layout, &request.prompt);
+    let key = match &request.cache_salt {
+        Some(salt) => key.salted(salt),
+        None => key,
+    };
     let draw = rollout::draw(&site.parts.secret, &request);
     let policies = site.parts.desk.table().for_tenant(&request.tenant.name, draw);
     let mut record = blank_record(&request);
@@ -80,6 +84,7 @@ pub(super) fn admit(
         events,
         record,
         placements: None,
+        offered: None,
         at: "admit",
         since_ms: 0.0,
         passes: Some((permit, tenant_pass)),

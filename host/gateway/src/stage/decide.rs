@@ -38,11 +38,16 @@ impl Journey {
         };
         let received = (decode != prefill && !self.model().description.layout.is_hybrid()).then_some(decode);
         let keeps = |instance: &InstanceIndex| self.retention(*instance) == Retention::Keep;
+        // Engines that are salted from end to end have another chain where a prompt begins publicly.
+        let known = |instance: &InstanceIndex| {
+            let view = self.fleet.instance(*instance);
+            self.key.public_tokens() == 0 || view.is_some_and(|view| view.serving.is_pieces())
+        };
         let instances: Vec<_> = [Some(prefill), received]
             .into_iter()
             .flatten()
             .copied()
-            .filter(keeps)
+            .filter(|instance| keeps(instance) && known(instance))
             .collect();
         // The last token's KV is made by decoding, after which the block may be full or not.
         let blocks = self.request.prompt.len().saturating_sub(1) / INDEX_BLOCK_TOKENS;
@@ -136,6 +141,7 @@ impl Journey {
                 .outputs
                 .expected(&request.tenant.name, request.max_tokens),
             prefill_mode: self.prefill_mode(),
+            manner: request.manner,
             priority: request.priority,
             ttft_slo_ms: request.ttft_slo_ms,
             seed,

@@ -147,7 +147,11 @@ impl Journey {
     }
 
     /// The answer begins: from here on there is no other route.
-    fn begin(&mut self, leg: &Leg, started: &mut Option<oneshot::Sender<Result<(), RequestError>>>) {
+    pub(super) fn begin(
+        &mut self,
+        leg: &Leg,
+        started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
+    ) {
         let Some(first) = started.take() else { return };
         self.record.ttft_ms = Some(self.elapsed_ms());
         self.record.route = Some(leg.names.clone());

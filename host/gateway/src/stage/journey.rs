@@ -1,5 +1,6 @@
 //! What a request carries from stage to stage.
 
+use super::pass::Offered;
 use crate::accepted::Accepted;
 use crate::answer::AnswerEvent;
 use crate::copy::blames_link;
@@ -34,6 +35,8 @@ pub(super) struct Journey {
     pub(super) cancel: Cancel,
     pub(super) events: mpsc::UnboundedSender<AnswerEvent>,
     pub(super) record: PathRecord,
+    /// KV that a prefill engine keeps for a decode engine which has not come for it.
+    pub(super) offered: Option<Offered>,
     /// What each site may do with the data, once that was decided.
     pub(super) placements: Option<Placements>,
     /// The stage it is in.

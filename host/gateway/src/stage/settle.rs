@@ -17,6 +17,7 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         journey.note_stage(journey.at, journey.since_ms);
     }
     let begun = journey.elapsed_ms();
+    journey.release_offer();
     // Whoever still works for this request stops.
     journey.cancel.cancel();
     if let Err(fault) = end {

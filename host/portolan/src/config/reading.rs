@@ -1,7 +1,7 @@
 //! Reads the file: YAML, shorthands written out, checked; and says where it is wrong.
 
 use super::unknown::{UnknownKey, unknown_keys};
-use super::{Config, ConfigError, Source, pool};
+use super::{engine, Config, ConfigError, Source, pool};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -52,6 +52,8 @@ impl Config {
 
     /// Makes relative paths relative to `base`.
     pub fn resolve_paths(&mut self, base: &Path) {
+        let instances = self.sites.iter_mut().flat_map(|site| &mut site.instances);
+        instances.for_each(|instance| engine::resolve(instance, base));
         let models = self.models.iter_mut().map(|m| &mut m.path);
         let of_sites = self.sites.iter_mut().flat_map(|site| {
             let tls = site.tls.iter_mut();

@@ -1,6 +1,7 @@
 //! Sites and their engine instances.
 
-use super::{NixlSettings, TiersConfig};
+use super::engine::serving;
+use super::{EngineKind, NixlSettings, ServerConfig, TiersConfig};
 use portolan_base::{Bytes, InstanceName, ModelName, Role, SiteName};
 use portolan_engine::CacheConfig;
 use portolan_fleet::{InstanceSpec, SiteSpec};
@@ -71,6 +72,12 @@ pub struct InstanceConfig {
     /// One of `models`.
     #[schemars(with = "super::schema::Name")]
     pub model: ModelName,
+    /// Which engine it is ([engines.md](engines.md)).
+    #[serde(default)]
+    pub engine: EngineKind,
+    /// Where an engine that is not ours is, and how it is started.
+    #[serde(default)]
+    pub server: Option<ServerConfig>,
     /// What it is for.
     #[serde(default = "both")]
     #[schemars(with = "super::schema::RoleKey")]
@@ -115,6 +122,7 @@ pub(super) fn site_spec(site: &SiteConfig) -> SiteSpec {
         name: i.name.clone(),
         model: i.model.clone(),
         role: i.role,
+        serving: serving(site, i),
         decode_slots: i.decode_slots,
         price_micros_per_kilotoken: i.price_micros_per_kilotoken,
     };

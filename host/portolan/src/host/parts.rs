@@ -4,18 +4,19 @@ use super::bus::HostBus;
 use super::live::LiveConfig;
 use super::recovery::RecoveryDesk;
 use crate::config::{
-    Config, ConfigError, FleetSecret, OperatorKey, PublicPrefix, RuntimeQuotas, SimulatedWan,
+    Config, ConfigError, EngineKind, FleetSecret, InstanceConfig, OperatorKey, PublicPrefix, RuntimeQuotas,
+    SimulatedWan,
 };
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
-use portolan_engine::{LoadError, LoadedModel, load_model};
+use portolan_engine::{LoadError, LoadedModel, ModelFiles, load_model};
 use portolan_fleet::{Topology, TopologyError};
 use portolan_gateway::PublicPrefixes;
 use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
 use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
-    ChatMessage, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal, StateQuota,
-    StoreError, TenantRecord, TextError, TextModel,
+    ChatMessage, EngineDescription, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal,
+    StateQuota, StoreError, TenantRecord, TextError, TextModel,
 };
 use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
@@ -63,6 +64,16 @@ pub enum HostError {
         site: String,
         /// Why.
         source: EngineError,
+    },
+    /// An engine that is not ours cannot be watched.
+    #[error("instance {instance} at {site} cannot be watched: {source}")]
+    Foreign {
+        /// Which instance.
+        instance: String,
+        /// Where.
+        site: String,
+        /// Why.
+        source: portolan_engine::foreign::ForeignError,
     },
     /// An address cannot be used.
     #[error("{what} cannot listen on {address}: {detail}")]
@@ -137,11 +148,63 @@ pub(super) struct Shared {
     pub(super) config: Config,
 }
 
-/// A loaded model with its version.
+/// A model with its version.
 #[derive(Clone)]
 pub(super) struct Model {
-    pub(super) loaded: Arc<LoadedModel>,
+    source: ModelSource,
     pub(super) version: u64,
+}
+
+/// How much of a model is in memory.
+#[derive(Clone)]
+enum ModelSource {
+    /// All of it: an instance of ours runs it.
+    Loaded(Arc<LoadedModel>),
+    /// Its tokenizer and its sizes: only engines that are not ours run it.
+    Files(Arc<ModelFiles>),
+}
+
+impl Model {
+    /// Its weights, where they are in memory.
+    pub(super) fn loaded(&self) -> Option<Arc<LoadedModel>> {
+        match &self.source {
+            ModelSource::Loaded(loaded) => Some(Arc::clone(loaded)),
+            ModelSource::Files(_) => None,
+        }
+    }
+
+    /// Its tokenizer and chat template.
+    pub(super) fn text(&self) -> Arc<dyn TextModel> {
+        match &self.source {
+            ModelSource::Loaded(loaded) => loaded.text(),
+            ModelSource::Files(files) => files.text(),
+        }
+    }
+
+    /// What an instance of another engine is.
+    pub(super) fn described(&self, instance: &InstanceConfig) -> EngineDescription {
+        let (layout, context_tokens, vocabulary) = match &self.source {
+            ModelSource::Loaded(m) => (
+                m.layout(instance.model.clone(), self.version),
+                m.context_tokens(),
+                m.vocabulary(),
+            ),
+            ModelSource::Files(m) => (
+                m.layout(instance.model.clone(), self.version),
+                m.context_tokens(),
+                m.vocabulary(),
+            ),
+        };
+        EngineDescription {
+            instance: instance.name.clone(),
+            model: instance.model.clone(),
+            role: instance.role,
+            layout: Arc::new(layout),
+            context_tokens,
+            vocabulary,
+            decode_slots: instance.decode_slots,
+        }
+    }
 }
 
 /// What stays on this machine is derived from the store's own secret; what sites have to agree on from the fleet's, where
@@ -304,26 +367,28 @@ pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, M
     };
     for model in config.models.iter().filter(|model| served(&model.name)).cloned() {
         let (name, version) = (model.name.clone(), model.version);
-        let load = move || -> Result<LoadedModel, HostError> {
-            let loaded = load_model(&model.path).map_err(|source| HostError::Model {
-                model: model.name,
+        let instances = config.sites_here().flat_map(|site| &site.instances);
+        let of_it: Vec<_> = instances.filter(|instance| instance.model == name).collect();
+        let ours = of_it.is_empty() || of_it.iter().any(|instance| instance.engine == EngineKind::Native);
+        let load = move || -> Result<ModelSource, HostError> {
+            let failed = |source| HostError::Model {
+                model: model.name.clone(),
                 source,
-            })?;
-            Ok(match model.window {
+            };
+            if !ours {
+                let files = ModelFiles::read(&model.path).map_err(failed)?;
+                return Ok(ModelSource::Files(Arc::new(files)));
+            }
+            let loaded = load_model(&model.path).map_err(failed)?;
+            Ok(ModelSource::Loaded(Arc::new(match model.window {
                 Some(window) => loaded.with_window(window),
                 None => loaded,
-            })
+            })))
         };
-        let loaded = tokio::task::spawn_blocking(load)
+        let source = tokio::task::spawn_blocking(load)
             .await
             .map_err(|e| HostError::Broken(e.to_string()))??;
-        models.insert(
-            name,
-            Model {
-                loaded: Arc::new(loaded),
-                version,
-            },
-        );
+        models.insert(name, Model { source, version });
     }
     Ok(models)
 }
@@ -338,7 +403,7 @@ pub(super) fn public_prefixes(
         let Some(model) = models.get(&prefix.model) else {
             continue;
         };
-        let tokens = prefix_tokens(prefix, model.loaded.text().as_ref());
+        let tokens = prefix_tokens(prefix, model.text().as_ref());
         let tokens = tokens.map_err(|source| HostError::PublicPrefix {
             model: prefix.model.clone(),
             source,

@@ -1,11 +1,11 @@
 //! One running site: engines, transport, gateway, agent.
 
 use super::as_port;
-use super::carrier;
 use super::parts::{HostError, Model, Shared};
 use super::tiers::{self, SiteTiers};
 use super::tls::{self, Renewal};
-use crate::config::SiteConfig;
+use super::{carrier, foreign};
+use crate::config::{EngineKind, SiteConfig};
 use crate::scaling;
 use async_trait::async_trait;
 use portolan_base::{InstanceName, ModelName, SiteName};
@@ -13,7 +13,7 @@ use portolan_engine::{InstanceConfig, NativeInstance, Surroundings};
 use portolan_fleet::warm_up::until_warm;
 use portolan_fleet::{Agent, Chart, Farewell, Telling};
 use portolan_gateway::peer::PeerService;
-use portolan_gateway::{ServedModel, Site, SiteParts};
+use portolan_gateway::{ServedBy, ServedModel, Site, SiteParts};
 use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
 use portolan_transport::{Admission, SiteTransport, TcpInfo, TransportConfig, TransportParts};
 use std::collections::BTreeMap;
@@ -257,16 +257,25 @@ impl RunningSite {
         for engine in self.engines.values() {
             let description = engine.describe();
             if let Some(model) = models.get(&description.model) {
-                served
+                let served = served
                     .entry(description.model.clone())
                     .or_insert_with(|| ServedModel {
-                        text: model.loaded.text(),
+                        text: model.text(),
                         description: description.clone(),
                         created,
+                        served: kind(engine),
                     });
+                served.served = served.served.and(kind(engine));
             }
         }
         served
+    }
+}
+
+fn kind(engine: &Arc<dyn Engine>) -> ServedBy {
+    match engine.whole() {
+        Some(_) => ServedBy::Whole,
+        None => ServedBy::Pieces,
     }
 }
 
@@ -276,6 +285,7 @@ fn warm_up(
     engines: &BTreeMap<InstanceName, Arc<dyn Engine>>,
 ) -> Vec<(InstanceName, JoinSet<()>)> {
     let wanted = config.instances.iter().filter(|i| i.warmup_before_serving);
+    // One that is not ours tries itself out; here it is only waited for.
     let engine = |i: &crate::config::InstanceConfig| {
         let mut work = JoinSet::new();
         work.spawn(until_warm(Arc::clone(engines.get(&i.name)?)));
@@ -298,6 +308,12 @@ async fn start_engines(
         let Some(model) = shared.models.get(&instance.model).cloned() else {
             continue;
         };
+        if instance.engine != EngineKind::Native {
+            let engine = foreign::start((config, instance), &model, shared)?;
+            engines.insert(instance.name.clone(), engine);
+            continue;
+        }
+        let Some(loaded) = model.loaded() else { continue };
         let start = InstanceConfig {
             name: instance.name.clone(),
             model: instance.model.clone(),
@@ -310,7 +326,7 @@ async fn start_engines(
         let around = around.clone();
         let depth = instance.max_queue_depth;
         let start = move || {
-            let started = NativeInstance::start_in(model.loaded, start, around)?;
+            let started = NativeInstance::start_in(loaded, start, around)?;
             Ok(started.with_queue_depth(depth))
         };
         let started = tokio::task::spawn_blocking(start).await;

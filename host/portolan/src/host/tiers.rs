@@ -1,10 +1,11 @@
 //! The KV tiers of a site.
 
-use super::parts::{HostError, Model, Shared};
+use super::parts::{HostError, Shared};
 use super::spill;
 use crate::config::SiteConfig;
 use portolan_base::{Bytes, Clock, ModelName};
 use portolan_disk::{DiskConfig, DiskLanding, DiskTier, Realm};
+use portolan_engine::LoadedModel;
 use portolan_kv::PoolBlock;
 use portolan_kv::tier::{BlockTier, HostTier, Tiers};
 use portolan_ports::{Engine, Landing};
@@ -81,7 +82,9 @@ pub(super) async fn open(config: &SiteConfig, shared: &Shared) -> Result<SiteTie
             .into_iter()
             .filter_map(|name| Some((name, shared.models.get(name)?)))
         {
-            let disk = Arc::new(disk(config, shared, name, model.clone()).await?);
+            // KV of engines that are not ours never comes here.
+            let Some(loaded) = model.loaded() else { continue };
+            let disk = Arc::new(disk(config, shared, name, (loaded, model.version)).await?);
             if let Some(gate) = spill::gate(config, shared) {
                 disk.guard(gate);
             }
@@ -101,7 +104,7 @@ async fn disk(
     config: &SiteConfig,
     shared: &Shared,
     name: &ModelName,
-    model: Model,
+    (loaded, version): (Arc<LoadedModel>, u64),
 ) -> Result<DiskTier, HostError> {
     let wanted = config.kv_tiers.clone();
     let root = wanted
@@ -116,9 +119,8 @@ async fn disk(
         name.clone(),
     );
     let opened = tokio::task::spawn_blocking(move || {
-        let layout = model.loaded.layout(name.clone(), model.version);
-        let probe = model
-            .loaded
+        let layout = loaded.layout(name.clone(), version);
+        let probe = loaded
             .probe()
             .map_err(|error| HostError::Broken(error.to_string()))?;
         let config = DiskConfig {

@@ -188,6 +188,7 @@ impl World<'_> {
             max_output_tokens: request.output_tokens,
             expected_output_tokens: self.tally.mean_answer(),
             prefill_mode: PrefillMode::Auto,
+            manner: Default::default(),
             priority: 0,
             ttft_slo_ms: u32::try_from(slo).unwrap_or(u32::MAX),
             seed: Draws(self.scenario.seed.wrapping_add(index as u64)).next(),

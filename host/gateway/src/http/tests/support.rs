@@ -167,6 +167,7 @@ impl App {
             clock: Arc::clone(&clock),
         });
         let model = ServedModel {
+            served: Default::default(),
             text: Arc::new(text),
             description: description.clone(),
             created: 1_700_000_000,
@@ -385,6 +386,7 @@ fn view(instances: &[&str]) -> FleetView {
         site: SiteIndex(0),
         model: 0,
         role: Role::Both,
+        serving: Default::default(),
         standing: Standing::Ready,
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 const QUOTE_MAX_BYTES: usize = 200;
 
 /// An object whose values are not parsed yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Fields<'a> {
     prefix: &'static str,
     values: BTreeMap<String, &'a RawValue>,
@@ -56,6 +56,11 @@ impl<'a> Fields<'a> {
     pub(super) fn raw(&mut self, name: &str) -> Option<&'a str> {
         let raw = self.values.remove(name)?.get();
         (raw != "null").then_some(raw)
+    }
+
+    /// The JSON text of a field, which stays.
+    pub(super) fn peek(&self, name: &str) -> Option<&'a str> {
+        self.values.get(name).map(|raw| raw.get())
     }
 
     /// Whether a field is there and not null.

@@ -31,7 +31,7 @@ const KNOWN: &str = "session, user_class, priority, ttft_slo_ms, batch, jurisdic
                      cache_id, ttl_s";
 
 /// What the client said.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Hints {
     pub(super) request_id: Option<RequestId>,
     pub(super) tenant: Option<String>,

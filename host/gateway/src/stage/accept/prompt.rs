@@ -7,6 +7,7 @@ use crate::error::{ErrorKind, RequestError};
 use crate::site::ServedModel;
 use portolan_ports::{ChatMessage, TextError};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Most prompts of one request: each becomes a request of its own.
@@ -57,6 +58,31 @@ impl Prompts {
                  token ids behind token ids",
             )),
         }
+    }
+
+    /// How many prompts.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Chat(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::Tokens(lists) => lists.len(),
+        }
+    }
+
+    /// The tokens of the first prompt, for an engine that judges it by itself; none where it cannot be told. `more` is what
+    /// the chat template is given besides.
+    pub(super) fn first_tokens(self, model: &ServedModel, more: &Map<String, Value>) -> Option<Arc<[u32]>> {
+        let text = &model.text;
+        let encode = |prompt: &str, special| {
+            could_fit("prompt", prompt, model).ok()?;
+            text.encode(prompt, special).ok()
+        };
+        let tokens = match self {
+            Self::Chat(messages) => encode(&text.render_chat_with(&messages, more).ok()?, false)?,
+            Self::Texts(texts) => encode(texts.first()?, true)?,
+            Self::Tokens(lists) => known_ids("prompt", lists.first()?, model.description.vocabulary).ok()?,
+        };
+        (!tokens.is_empty()).then(|| tokens.into())
     }
 
     pub(super) fn take(fields: &mut Fields<'_>, endpoint: Endpoint) -> Result<Self, RequestError> {

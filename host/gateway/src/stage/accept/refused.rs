@@ -19,7 +19,7 @@ enum Nothing {
     True,
 }
 
-const REFUSED: [(&str, Nothing); 37] = [
+const REFUSED: [(&str, Nothing); 36] = [
     ("logprobs", Nothing::Empty),
     ("top_logprobs", Nothing::Empty),
     ("prompt_logprobs", Nothing::Empty),
@@ -56,7 +56,6 @@ const REFUSED: [(&str, Nothing); 37] = [
     ("continue_final_message", Nothing::Empty),
     ("audio", Nothing::Empty),
     ("web_search_options", Nothing::Empty),
-    ("cache_salt", Nothing::Empty),
 ];
 
 /// Refuses the first field that asks for something no engine here can do.

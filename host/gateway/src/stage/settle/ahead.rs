@@ -117,7 +117,7 @@ fn taker(journey: &Journey, fleet: &FleetView, likely: Likely, block: u32) -> Op
     fleet
         .indexed()
         .filter(|(_, i)| free && i.site == likely.site && i.model == model)
-        .filter(|(_, i)| i.role.prefills() && i.standing.is_ready())
+        .filter(|(_, i)| i.serving.is_pieces() && i.role.prefills() && i.standing.is_ready())
         .max_by_key(|(index, i)| (blocks(*index), std::cmp::Reverse((i.kv_used, *index))))
         .map(|(index, _)| (index, blocks(index)))
 }

@@ -137,5 +137,5 @@ fn of_model<'a>(
     let model = journey.record.request.model;
     fleet
         .indexed()
-        .filter(move |(_, instance)| instance.model == model)
+        .filter(move |(_, instance)| instance.model == model && instance.serving.is_pieces())
 }

@@ -1,0 +1,256 @@
+//! Prefill on one instance, decode on another: what each is told. What the first says for the second passes verbatim,
+//! and is looked at before: an engine that is told to take KV without being told from where does not survive it.
+
+use super::EngineUrl;
+use crate::splice::{Edit, field};
+use portolan_ports::WholeJob;
+use serde::Deserialize;
+use serde_json::Value;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// The field that both legs speak through.
+pub(super) const FIELD: &str = "kv_transfer_params";
+
+/// What a prefill instance of the pulling kind is told.
+const OFFER: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// Where vLLM answers which of its engines prefills, unless told otherwise.
+const BOOTSTRAP_PORT: u16 = 8998;
+
+/// Shortest prompt that is parted: below a block there is nothing to hand over, and two legs cost more than one.
+const SHORTEST: u32 = 32;
+
+/// How an instance hands KV to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Connector {
+    /// vLLM's NixlConnector: prefill first, then the decode instance pulls.
+    Nixl,
+    /// vLLM's MooncakeConnector: both at once, the prefill instance pushes.
+    Mooncake {
+        /// The prefill instance's bootstrap server; none: port 8998 of its host.
+        bootstrap: Option<EngineUrl>,
+    },
+}
+
+/// The same, ready for use.
+#[derive(Clone, Debug)]
+pub(crate) enum Handing {
+    Nixl,
+    Mooncake { bootstrap: EngineUrl },
+}
+
+impl Handing {
+    pub(super) fn new(connector: Connector, url: &EngineUrl) -> Self {
+        match connector {
+            Connector::Nixl => Self::Nixl,
+            Connector::Mooncake { bootstrap } => Self::Mooncake {
+                bootstrap: bootstrap
+                    .unwrap_or_else(|| EngineUrl(format!("http://{}:{BOOTSTRAP_PORT}", url.host()))),
+            },
+        }
+    }
+}
+
+/// What a prefill instance gets instead of the client's fields: one token, at once, and the KV kept.
+pub(super) fn prefill_edits(params: Option<&str>) -> Vec<Edit<'static>> {
+    let one = || Cow::Borrowed("1");
+    let params = params.map_or(Cow::Borrowed(OFFER), |params| Cow::Owned(params.to_owned()));
+    vec![
+        Edit::Set(FIELD, params),
+        Edit::Set("stream", Cow::Borrowed("false")),
+        Edit::Remove("stream_options"),
+        Edit::Set("max_tokens", one()),
+        Edit::Replace("max_completion_tokens", one()),
+        // More than one token asked for at least would be refused.
+        Edit::Remove("min_tokens"),
+        Edit::Remove("min_completion_tokens"),
+    ]
+}
+
+/// Both legs of a transfer that the host names, for the pushing kind.
+pub(super) fn named_transfer(transfer: &str, bootstrap: &EngineUrl, engine: &str) -> (String, String) {
+    let text = |text: &str| Value::from(text).to_string();
+    let (transfer, bootstrap, engine) = (text(transfer), text(&bootstrap.to_string()), text(engine));
+    (
+        format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":{transfer}}}"#),
+        format!(
+            r#"{{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":{transfer},"remote_bootstrap_addr":{bootstrap},"remote_engine_id":{engine}}}"#
+        ),
+    )
+}
+
+/// What of a prefill's answer concerns the other leg.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Verbatim; none where the decode instance had better compute.
+    pub(super) params: Option<Arc<str>>,
+    /// Whether it said something that cannot be used.
+    pub(super) unusable: bool,
+    pub(super) cached: Option<u32>,
+}
+
+/// Reads a prefill's answer.
+pub(super) fn read_answer(body: &[u8]) -> Said {
+    let raw = field(body, FIELD).filter(|raw| *raw != "null");
+    let params = raw.filter(|raw| is_usable(raw));
+    Said {
+        unusable: raw.is_some() && params.is_none(),
+        cached: field(body, "usage").and_then(cached_tokens),
+        params: params.map(Arc::from),
+    }
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+fn cached_tokens(usage: &str) -> Option<u32> {
+    let usage: Usage = serde_json::from_str(usage).ok()?;
+    usage.prompt_tokens_details?.cached_tokens
+}
+
+/// Whether a decode instance survives these and can do something with them.
+fn is_usable(raw: &str) -> bool {
+    let Ok(Value::Object(params)) = serde_json::from_str(raw) else {
+        return false;
+    };
+    let said = |name: &str| {
+        params
+            .get(name)
+            .and_then(Value::as_str)
+            .is_some_and(|text| !text.is_empty())
+    };
+    let port = params.get("remote_port").and_then(Value::as_u64);
+    params.get("do_remote_prefill") == Some(&Value::Bool(true))
+        && params.get("remote_block_ids").is_some_and(is_block_list)
+        && said("remote_engine_id")
+        && said("remote_host")
+        && port.is_some_and(|port| (1..=u64::from(u16::MAX)).contains(&port))
+}
+
+/// A list of block numbers, or one such list for each cache group.
+fn is_block_list(value: &Value) -> bool {
+    let numbers = |list: &[Value]| list.iter().all(Value::is_u64);
+    let Value::Array(list) = value else { return false };
+    numbers(list)
+        || list
+            .iter()
+            .all(|group| group.as_array().is_some_and(|group| numbers(group)))
+}
+
+/// Whether this request may be parted: one answer to one prompt, of more than one token, without the prompt's own
+/// probabilities.
+pub(super) fn is_parted(job: &WholeJob, prompt_tokens: u32) -> bool {
+    let says = |name: &str| field(&job.body, name).unwrap_or("null");
+    let asks = |name: &str| !matches!(says(name), "null" | "false" | "0");
+    let several = |name: &str| !matches!(says(name), "null" | "1");
+    let prompts = says("prompt");
+    let many = prompts
+        .strip_prefix('[')
+        .is_some_and(|inner| inner.trim_start().starts_with(['"', '[']));
+    let lists = many && serde_json::from_str::<Vec<Value>>(prompts).is_ok_and(|list| list.len() > 1);
+    let short = says("max_completion_tokens") == "1" || says("max_tokens") == "1";
+    let refused = ["prompt_logprobs", "echo", "use_beam_search"]
+        .into_iter()
+        .any(asks);
+    prompt_tokens >= SHORTEST && !short && !refused && !lists && !several("n") && !several("best_of")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::splice::splice;
+    use bytes::Bytes;
+    use portolan_base::RequestId;
+    use portolan_ports::{CacheSalt, Cancel, WholePath};
+
+    const GOOD: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":15600,"tp_size":1,"odd":12345678901234567890123}"#;
+
+    #[test]
+    fn what_is_whole_passes_verbatim() {
+        let body = format!(
+            r#"{{"usage":{{"prompt_tokens_details":{{"cached_tokens":32}}}},"kv_transfer_params":{GOOD}}}"#
+        );
+        let said = read_answer(body.as_bytes());
+        assert_eq!(
+            (said.params.as_deref(), said.cached, said.unusable),
+            (Some(GOOD), Some(32), false)
+        );
+        assert!(is_usable(&GOOD.replace("[[1,2]]", "[]")), "less than a block");
+        assert!(is_usable(&GOOD.replace("[[1,2]]", "[3]")), "an older release");
+    }
+
+    #[test]
+    fn what_would_kill_the_other_engine_never_reaches_it() {
+        let killers = [
+            r#"{"do_remote_prefill":true}"#.to_owned(),
+            GOOD.replace("[[1,2]]", "null"),
+            GOOD.replace("[[1,2]]", "[[1],null]"),
+            GOOD.replace("true,\"do", "false,\"do"),
+            GOOD.replace("15600", "0"),
+            GOOD.replace("15600", "\"15600\""),
+            GOOD.replace("\"e\"", "\"\""),
+            GOOD.replace("\"h\"", "null"),
+            "[]".to_owned(),
+        ];
+        for params in killers {
+            let said = read_answer(format!(r#"{{"kv_transfer_params":{params}}}"#).as_bytes());
+            assert!(said.params.is_none() && said.unusable, "{params}");
+        }
+        let nothing = read_answer(br#"{"kv_transfer_params":null}"#);
+        assert!(nothing.params.is_none() && !nothing.unusable);
+    }
+
+    #[test]
+    fn the_prefill_leg_asks_for_one_token_and_keeps_the_rest() {
+        let body = r#"{"model":"m","stream":true,"stream_options":{"include_usage":true},"min_tokens":4,"max_completion_tokens":9,"odd":1e400}"#;
+        let sent = splice(body.as_bytes(), &prefill_edits(None)).unwrap();
+        let expected = format!(
+            r#"{{"model":"m","stream":false,"max_completion_tokens":1,"odd":1e400,"kv_transfer_params":{OFFER},"max_tokens":1}}"#
+        );
+        assert_eq!(String::from_utf8(sent).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_parted_is_not() {
+        let job = |body: &str| WholeJob {
+            request: RequestId::from_client("r").unwrap(),
+            path: WholePath::Completions,
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            remove: Arc::from([]),
+            headers: Arc::from([]),
+            salt: CacheSalt {
+                text: "s".into(),
+                root: None,
+            },
+            uncached: 0,
+            cancel: Cancel::new(),
+        };
+        for (body, prompt, parted) in [
+            (r#"{"prompt":"x"}"#, 100, true),
+            (
+                r#"{"prompt":["x"],"n":1,"echo":false,"prompt_logprobs":null}"#,
+                100,
+                true,
+            ),
+            (r#"{"prompt":[1,2,3],"max_tokens":2}"#, 100, true),
+            (r#"{"prompt":"x"}"#, SHORTEST - 1, false),
+            (r#"{"prompt":"x","n":2}"#, 100, false),
+            (r#"{"prompt":"x","best_of":2}"#, 100, false),
+            (r#"{"prompt":"x","echo":true}"#, 100, false),
+            (r#"{"prompt":"x","prompt_logprobs":5}"#, 100, false),
+            (r#"{"prompt":["x","y"]}"#, 100, false),
+            (r#"{"prompt":[[1],[2]]}"#, 100, false),
+            (r#"{"prompt":"x","max_tokens":1}"#, 100, false),
+        ] {
+            assert_eq!(is_parted(&job(body), prompt), parted, "{body}");
+        }
+    }
+}

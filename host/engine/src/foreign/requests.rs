@@ -1,0 +1,294 @@
+//! Requests to a foreign engine, and its answers.
+
+use super::hand_over::{self, FIELD, Handing};
+use super::meter::{Delivery, InFlight};
+use super::watch::FILLS_A_BLOCK;
+use super::{ForeignInstance, Make, Shared};
+use crate::splice::{Edit, field, splice};
+use crate::wire::{WireError, whole};
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::{HeaderMap, Response, StatusCode};
+use portolan_ports::{
+    AnswerBody, AnswerHead, CacheSalt, EngineError, Handed, Offer, WholeAnswer, WholeJob, WholeRequests,
+};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How much of an engine's failure is kept for the log.
+const FAILURE_BYTES: usize = 500;
+
+/// How long a bootstrap server may take.
+const BOOTSTRAP: Duration = Duration::from_secs(5);
+
+/// How long an offer that nobody needs is worked on: as long as an engine keeps KV that nobody takes.
+const RELEASE: Duration = Duration::from_secs(30);
+
+/// Response headers that belong to one connection, or that the gateway writes itself.
+const NOT_PASSED: [&str; 11] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "server",
+    "date",
+    "x-request-id",
+];
+
+#[async_trait]
+impl WholeRequests for ForeignInstance {
+    async fn answer(&self, job: WholeJob, params: Option<Arc<str>>) -> Result<WholeAnswer, EngineError> {
+        let shared = &self.shared;
+        let cancel = job.cancel.clone();
+        let edit = match params.as_deref() {
+            Some(params) => Edit::Set(FIELD, Cow::Borrowed(params)),
+            None => Edit::Remove(FIELD),
+        };
+        let mut in_flight = shared.meter.sent(job.uncached, delivery(&job));
+        let sent = shared.send(&job, vec![edit]);
+        let answer = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(EngineError::Cancelled),
+            answer = sent => answer?,
+        };
+        let head = AnswerHead {
+            status: answer.status().as_u16(),
+            headers: passed(answer.headers()),
+        };
+        match answer.status().is_success() {
+            true if job.uncached >= FILLS_A_BLOCK => shared.filled_blocks(),
+            true => {}
+            // The engine has begun nothing.
+            false => in_flight.piece(),
+        }
+        let body = Box::new(Body {
+            body: answer.into_body(),
+            in_flight,
+            cancel,
+        });
+        Ok(WholeAnswer { head, body })
+    }
+
+    async fn offer(&self, job: WholeJob) -> Result<Offer, EngineError> {
+        match &self.shared.handing {
+            Some(Handing::Nixl) => {
+                let said = self.shared.prefill_leg(&job, None).await?;
+                if said.unusable {
+                    self.shared.counts.unusable_offers.fetch_add(1, Relaxed);
+                    tracing::warn!(instance = %self.shared.description.instance, request = %job.request,
+                        "a prefill answered with kv_transfer_params that would kill a decode engine; it computes instead");
+                }
+                let handed = Handed { cached: said.cached };
+                Ok(Offer {
+                    params: said.params,
+                    prefilling: Box::pin(async move { Ok(handed) }),
+                })
+            }
+            Some(Handing::Mooncake { .. }) => self.shared.push_leg(job).await,
+            None => Err(EngineError::BadJob(
+                "this instance hands its KV to no other".to_owned(),
+            )),
+        }
+    }
+
+    fn release(&self, job: WholeJob, params: Arc<str>) {
+        let shared = Arc::clone(&self.shared);
+        shared.counts.released_offers.fetch_add(1, Relaxed);
+        tokio::spawn(async move {
+            // The least that makes an engine take the KV: what it generates is thrown away.
+            let mut edits = hand_over::prefill_edits(Some(&params));
+            edits.push(Edit::Remove("n"));
+            let work = async { whole(shared.send(&job, edits).await.ok()?).await.ok() };
+            if tokio::time::timeout(RELEASE, work).await.is_err() {
+                tracing::warn!(request = %job.request, "KV that nobody needs was not taken; its engine frees it in time");
+            }
+        });
+    }
+
+    fn expect(&self, salt: &CacheSalt) {
+        self.shared.salts.learn(salt);
+    }
+
+    fn is_parted(&self, job: &WholeJob, prompt_tokens: u32) -> bool {
+        self.shared.handing.is_some() && hand_over::is_parted(job, prompt_tokens)
+    }
+}
+
+impl Shared {
+    /// Sends a request with the changes that every leg has, and `edits`. What the engine says is wrong with the request
+    /// is an answer; what is wrong with the engine is an error.
+    async fn send(
+        &self,
+        job: &WholeJob,
+        mut edits: Vec<Edit<'_>>,
+    ) -> Result<Response<Incoming>, EngineError> {
+        self.salts.learn(&job.salt);
+        edits.extend(job.remove.iter().map(|name| Edit::Remove(name)));
+        edits.push(match self.make.salts() {
+            true => Edit::Set(
+                "cache_salt",
+                Value::from(job.salt.text.as_ref()).to_string().into(),
+            ),
+            false => Edit::Remove("cache_salt"),
+        });
+        if self.make == Make::LlamaCpp && job.salt.root.is_none() {
+            // What nobody may find again is not kept for the next request of its slot.
+            edits.push(Edit::Set("cache_prompt", "false".into()));
+        }
+        if let Some(name) = &self.served_name {
+            edits.push(Edit::Set("model", Value::from(name.as_str()).to_string().into()));
+        }
+        let body = splice(&job.body, &edits).map_err(|e| EngineError::BadJob(e.to_string()))?;
+        let mut headers = job.headers.to_vec();
+        headers.push(("x-request-id".to_owned(), job.request.as_str().to_owned()));
+        let answer = self.upstream.post(job.path.as_str(), &headers, body.into()).await;
+        let answer = answer.map_err(|e| broken(&e))?;
+        match answer.status() {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                Err(EngineError::Full(failure(answer).await))
+            }
+            status if status.is_server_error() => Err(EngineError::Broken(failure(answer).await)),
+            _ => Ok(answer),
+        }
+    }
+
+    /// Has a prompt computed, and reads what the other leg is to know.
+    async fn prefill_leg(
+        &self,
+        job: &WholeJob,
+        params: Option<&str>,
+    ) -> Result<hand_over::Said, EngineError> {
+        let mut in_flight = self.meter.sent(job.uncached, Delivery::Streamed);
+        let work = async {
+            let answer = self.send(job, hand_over::prefill_edits(params)).await?;
+            whole(answer).await.map_err(|e| broken(&e))
+        };
+        let (status, body) = tokio::select! {
+            biased;
+            () = job.cancel.cancelled() => return Err(EngineError::Cancelled),
+            answered = work => answered?,
+        };
+        in_flight.piece();
+        match status.is_success() {
+            true => Ok(hand_over::read_answer(&body)),
+            false => Err(EngineError::BadJob(shorten(&body))),
+        }
+    }
+
+    /// Both legs at once: the transfer is named here, and the prefill runs on while the other leg is asked.
+    async fn push_leg(self: &Arc<Self>, job: WholeJob) -> Result<Offer, EngineError> {
+        let Some(Handing::Mooncake { bootstrap }) = self.handing.clone() else {
+            return Err(EngineError::BadJob("this instance pushes to no other".to_owned()));
+        };
+        // Asked for each request: the engine has another name after a restart, and an old one makes the other leg wait.
+        let server = crate::wire::Upstream::new(bootstrap.clone(), None);
+        let (_, said) = server.get("/query", BOOTSTRAP).await.map_err(|e| broken(&e))?;
+        let said: Value = serde_json::from_slice(&said).unwrap_or_default();
+        let engine = said["0"]["engine_id"].as_str();
+        let engine =
+            engine.ok_or_else(|| EngineError::Broken("its bootstrap server names no engine".to_owned()))?;
+        let transfer = format!(
+            "xfer-{:016x}{:016x}",
+            self.random.next_u64(),
+            self.random.next_u64()
+        );
+        let (mine, theirs) = hand_over::named_transfer(&transfer, &bootstrap, engine);
+        let shared = Arc::clone(self);
+        let prefilling = async move {
+            let said = shared.prefill_leg(&job, Some(&mine)).await?;
+            Ok(Handed { cached: said.cached })
+        };
+        Ok(Offer {
+            params: Some(theirs.into()),
+            prefilling: Box::pin(prefilling),
+        })
+    }
+}
+
+/// A body as it comes.
+struct Body {
+    body: Incoming,
+    in_flight: InFlight,
+    cancel: portolan_ports::Cancel,
+}
+
+#[async_trait]
+impl AnswerBody for Body {
+    async fn next(&mut self) -> Option<Result<Bytes, EngineError>> {
+        loop {
+            let frame = tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => return Some(Err(EngineError::Cancelled)),
+                frame = self.body.frame() => frame,
+            };
+            match frame {
+                None => {
+                    self.in_flight.ended();
+                    return None;
+                }
+                Some(Err(error)) => {
+                    let reason = format!("its answer broke off: {error}");
+                    return Some(Err(EngineError::Broken(reason)));
+                }
+                Some(Ok(frame)) => {
+                    // Trailers are of the connection.
+                    if let Ok(data) = frame.into_data() {
+                        self.in_flight.piece();
+                        return Some(Ok(data));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn delivery(job: &WholeJob) -> Delivery {
+    match field(&job.body, "stream") {
+        Some("true") => Delivery::Streamed,
+        _ => Delivery::Whole,
+    }
+}
+
+fn passed(headers: &HeaderMap) -> Vec<(String, Bytes)> {
+    let own = |name: &str| NOT_PASSED.contains(&name);
+    let named: Vec<String> = headers
+        .get_all("connection")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+        .collect();
+    headers
+        .iter()
+        .filter(|(name, _)| !own(name.as_str()) && !named.iter().any(|n| n == name.as_str()))
+        .map(|(name, value)| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
+        .collect()
+}
+
+async fn failure(answer: Response<Incoming>) -> String {
+    let status = answer.status();
+    let said = tokio::time::timeout(Duration::from_secs(1), whole(answer)).await;
+    let said = said
+        .ok()
+        .and_then(Result::ok)
+        .map(|(_, body)| shorten(&body))
+        .unwrap_or_default();
+    format!("it answered {status}: {said}")
+}
+
+fn shorten(body: &[u8]) -> String {
+    String::from_utf8_lossy(&body[..body.len().min(FAILURE_BYTES)]).into_owned()
+}
+
+fn broken(error: &WireError) -> EngineError {
+    EngineError::Broken(error.to_string())
+}

@@ -1,0 +1,14 @@
+//! The adapter against the modelled engine, against recorded traffic, and against servers that misbehave.
+
+mod golden;
+mod kv;
+mod llama;
+mod parted;
+mod process;
+mod traffic;
+mod world;
+
+use super::*;
+use portolan_ports::{AnswerHead, CacheSalt, Cancel, WholeAnswer, WholeJob, WholePath};
+use serde_json::{Value, json};
+use std::time::Instant;

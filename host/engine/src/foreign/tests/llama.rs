@@ -1,0 +1,89 @@
+//! llama.cpp's own server, started and watched by the adapter. Runs where `PORTOLAN_XLLAMACPP` names a Python that has
+//! `xllamacpp`, as `make check-engines` sees to.
+
+use super::world::*;
+use super::*;
+use crate::load::ModelFiles;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+
+const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+#[tokio::test]
+async fn the_real_server_serves_cuts_text_as_the_host_does_and_ends_with_the_instance() {
+    let Some(python) = std::env::var_os("PORTOLAN_XLLAMACPP") else {
+        let line = "skipped: PORTOLAN_XLLAMACPP is not set; make check-engines runs llama.cpp's server\n";
+        // To the real stderr, which the test runner shows.
+        drop(std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()));
+        return;
+    };
+    let models =
+        std::env::var_os("PORTOLAN_MODEL_DIR").expect("PORTOLAN_MODEL_DIR names the folder of models");
+    let model = Path::new(&models).join(MODEL);
+    let files = ModelFiles::read(&model).unwrap();
+    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/engines/llama-server.py");
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let mut config = ForeignConfig {
+        make: Make::LlamaCpp,
+        command: Some(CommandConfig {
+            command: vec![
+                python.to_str().unwrap().to_owned(),
+                text(&script),
+                text(&model),
+                address.port().to_string(),
+            ],
+            env: Vec::new(),
+            log: folder.path().join("llama.log"),
+            ready_within: Duration::from_secs(120),
+        }),
+        text: files.text(),
+        ..config(address)
+    };
+    config.description.vocabulary = files.vocabulary();
+    config.description.context_tokens = portolan_base::Tokens(1024);
+    let instance = ForeignInstance::start(config).unwrap();
+    let said = || std::fs::read_to_string(folder.path().join("llama.log")).unwrap_or_default();
+    assert!(instance.until_up(Duration::from_secs(120)).await, "{}", said());
+    assert_eq!(
+        instance.shared.counts.token_mismatches.load(Relaxed),
+        0,
+        "text is cut as here"
+    );
+    assert!(instance.load().prefill_ns_per_token > 0);
+
+    let asked = json!({"max_tokens": 12, "unknown_field": 1});
+    let first = answered(&instance, &completion("The capital of France is", asked.clone())).await;
+    let again = answered(&instance, &completion("The capital of France is", asked)).await;
+    let words = |answer: &Value| answer["choices"][0]["text"].as_str().unwrap().to_owned();
+    assert!(words(&first).contains("Paris"), "{first}");
+    assert_eq!(words(&first), words(&again));
+    assert_eq!(first["usage"]["completion_tokens"], 12);
+
+    let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8,
+        "temperature": 0, "stream": true});
+    let job = WholeJob {
+        path: WholePath::Chat,
+        ..job(&chat.to_string())
+    };
+    let (head, bytes) = all(instance.answer(job, None).await.unwrap()).await.unwrap();
+    let stream = String::from_utf8(bytes).unwrap();
+    assert_eq!(head.status, 200);
+    assert!(
+        stream.starts_with("data: {") && stream.ends_with("data: [DONE]\n\n"),
+        "{stream}"
+    );
+
+    drop(instance);
+    let gone = async {
+        while tokio::net::TcpStream::connect(address).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(15), gone)
+        .await
+        .expect("its process ends with the instance");
+}

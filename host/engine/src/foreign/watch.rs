@@ -1,0 +1,302 @@
+//! Health, load and restarts of a foreign engine, twice a second; and what is tried before it is given work.
+
+use super::scrape::{Scraped, scrape};
+use super::{Shared, agree};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use portolan_ports::{Reading, Sample};
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+/// How often it is looked at: as often as every other figure of the fast loop.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// How long a look may take. A busy Python server answers late; one that needs longer than this cannot be told from one
+/// that hangs.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Looks that fail before it is given no more work: one may meet a pause.
+const FAILURES: u32 = 2;
+
+/// How long after an engine could not be tried the next try comes.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
+
+/// The try's prompt and answer, in tokens.
+const TRIED_PROMPT: u32 = 256;
+const TRIED_ANSWER: u32 = 16;
+
+/// How long the try may take: a first request may compile kernels.
+const TRIAL: Duration = Duration::from_secs(60);
+
+/// Requests that fill blocks and are followed by no event, before that is an alarm, and for how long.
+const UNHEARD: u32 = 5;
+const UNHEARD_FOR: Duration = Duration::from_secs(10);
+
+/// Fewest tokens to compute that certainly fill a block.
+pub(super) const FILLS_A_BLOCK: u32 = 64;
+
+/// What was seen of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(super) load: Scraped,
+    started: Option<f64>,
+    /// Requests that filled blocks since the last cache event.
+    unheard: u32,
+    /// Since when.
+    unheard_since: Option<Instant>,
+}
+
+/// Looks for as long as the instance is there.
+pub(super) async fn run(shared: Arc<Shared>, restarts: watch::Sender<u64>) {
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut watcher = Watcher {
+        shared,
+        restarts,
+        failures: 0,
+        introduced: false,
+        not_before: Instant::now(),
+    };
+    loop {
+        ticks.tick().await;
+        watcher.look().await;
+    }
+}
+
+struct Watcher {
+    shared: Arc<Shared>,
+    restarts: watch::Sender<u64>,
+    failures: u32,
+    /// Whether this process of it was tried.
+    introduced: bool,
+    not_before: Instant,
+}
+
+impl Watcher {
+    async fn look(&mut self) {
+        let name = &self.shared.description.instance;
+        match self.seen().await {
+            Ok(scraped) => {
+                self.failures = 0;
+                self.take(scraped);
+                if !self.introduced && Instant::now() >= self.not_before {
+                    self.introduce().await;
+                }
+                self.shared.up.store(self.introduced, Ordering::Release);
+            }
+            Err(reason) => {
+                self.failures += 1;
+                if self.failures == FAILURES && self.shared.up.swap(false, Ordering::AcqRel) {
+                    tracing::warn!(instance = %name, reason, "does not answer; it is given no work");
+                }
+                // Without a start time on its page, one that was gone is taken for another process.
+                if self.failures >= FAILURES && self.shared.seen.lock().started.is_none() {
+                    self.introduced = false;
+                }
+            }
+        }
+        self.mind_silence();
+    }
+
+    async fn seen(&self) -> Result<Scraped, String> {
+        let upstream = &self.shared.upstream;
+        let (status, _) = upstream.get("/health", LOOK).await.map_err(|e| e.to_string())?;
+        if !status.is_success() {
+            return Err(format!("its health is {status}"));
+        }
+        let (status, page) = upstream.get("/metrics", LOOK).await.map_err(|e| e.to_string())?;
+        Ok(match status.is_success() {
+            true => scrape(self.shared.make, &String::from_utf8_lossy(&page)),
+            // A server may be started without them; then only what is sent from here is known.
+            false => Scraped::default(),
+        })
+    }
+
+    fn take(&mut self, scraped: Scraped) {
+        let mut seen = self.shared.seen.lock();
+        let restarted = seen.started.is_some() && scraped.started != seen.started;
+        seen.load = scraped;
+        seen.started = scraped.started;
+        drop(seen);
+        if restarted {
+            self.introduced = false;
+            if !self.shared.supervised {
+                self.shared.counts.starts.fetch_add(1, Ordering::Relaxed);
+            }
+            tracing::warn!(instance = %self.shared.description.instance, "its process is another one: what it held is gone");
+            self.restarts.send_modify(|n| *n += 1);
+        }
+    }
+
+    /// Sends it a request of our own before it gets a client's: the model's name is right, text is cut as it is cut here,
+    /// and its speed is known.
+    async fn introduce(&mut self) {
+        let name = &self.shared.description.instance;
+        let tried = tokio::time::timeout(TRIAL, self.shared.try_out()).await;
+        let tried = tried.unwrap_or_else(|_| Err(format!("nothing came for {TRIAL:?}")));
+        match tried {
+            Ok(()) => {
+                agree::check(&self.shared).await;
+                self.introduced = true;
+                tracing::info!(instance = %name, make = self.shared.make.as_str(), "is up");
+            }
+            Err(reason) => {
+                tracing::warn!(instance = %name, reason, "is there and cannot be used yet");
+                self.not_before = Instant::now() + TRY_AGAIN;
+            }
+        }
+    }
+
+    /// Says so, once, when requests run and no cache event comes: prefixes are computed again and again then, and
+    /// nothing else shows it.
+    fn mind_silence(&self) {
+        if !self.shared.listening {
+            return;
+        }
+        let seen = self.shared.seen.lock();
+        let silent =
+            seen.unheard >= UNHEARD && seen.unheard_since.is_some_and(|at| at.elapsed() >= UNHEARD_FOR);
+        let count = &self.shared.counts.silent;
+        if silent && count.swap(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(instance = %self.shared.description.instance, requests = seen.unheard,
+                "requests run and no cache event comes; is its publisher on, and at this address?");
+        }
+    }
+}
+
+impl Shared {
+    /// A cache event came.
+    pub(super) fn heard(&self) {
+        self.counts.batches.fetch_add(1, Ordering::Relaxed);
+        self.counts.silent.store(0, Ordering::Relaxed);
+        let mut seen = self.seen.lock();
+        seen.unheard = 0;
+        seen.unheard_since = None;
+    }
+
+    /// A request was answered that filled blocks.
+    pub(super) fn filled_blocks(&self) {
+        let mut seen = self.seen.lock();
+        seen.unheard += 1;
+        seen.unheard_since.get_or_insert_with(Instant::now);
+    }
+
+    /// The name it knows the model by.
+    pub(super) fn model_name(&self) -> &str {
+        self.served_name
+            .as_deref()
+            .unwrap_or(self.description.model.as_str())
+    }
+
+    /// One request, timed.
+    async fn try_out(&self) -> Result<(), String> {
+        let vocabulary = self.description.vocabulary.max(2);
+        let tokens = TRIED_PROMPT.min(self.description.context_tokens.0 / 2).max(1);
+        let drawn = self.random.next_u64();
+        // Ids from the middle of the vocabulary: its first may be tokens that steer.
+        let id = |i: u32| vocabulary / 4 + (i.wrapping_mul(7919) ^ drawn as u32) % (vocabulary / 2).max(1);
+        let mut body = json!({
+            "model": self.model_name(),
+            "prompt": (0..tokens).map(id).collect::<Vec<_>>(),
+            "max_tokens": TRIED_ANSWER,
+            "temperature": 0,
+            "ignore_eos": true,
+            "stream": true,
+        });
+        if self.make.salts() {
+            // Nobody finds these blocks again.
+            body["cache_salt"] = json!(format!("{drawn:016x}"));
+        }
+        let begun = Instant::now();
+        let body = Bytes::from(body.to_string());
+        let answer = self
+            .upstream
+            .post("/v1/completions", &[], body)
+            .await
+            .map_err(|e| e.to_string())?;
+        let status = answer.status();
+        let mut body = answer.into_body();
+        let (mut first, mut last, mut pieces, mut said) = (None, begun, 0u32, Vec::new());
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|e| e.to_string())?;
+            let Some(data) = frame.data_ref() else { continue };
+            last = Instant::now();
+            first.get_or_insert(last);
+            pieces += 1;
+            said.extend_from_slice(&data[..data.len().min(300)]);
+        }
+        if !status.is_success() {
+            let said = String::from_utf8_lossy(&said[..said.len().min(300)]).into_owned();
+            return Err(format!("it answered {status}: {said}"));
+        }
+        let first = first.ok_or_else(|| "it answered nothing".to_owned())?;
+        let step = (pieces > 4).then(|| (last - first) / (pieces - 1));
+        self.meter.measured(tokens, first - begun, step);
+        Ok(())
+    }
+
+    /// Numbers for the metrics page.
+    pub(super) fn samples(&self) -> Vec<Sample> {
+        let labels = vec![("instance", self.description.instance.as_str().to_owned())];
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let sample = |name, help, value| Sample {
+            name,
+            help,
+            labels: labels.clone(),
+            value,
+        };
+        let counts = &self.counts;
+        let up = u64::from(self.up.load(Ordering::Relaxed));
+        vec![
+            sample(
+                "engine_up",
+                "whether an engine that is not ours answers",
+                Reading::Gauge(up),
+            ),
+            sample(
+                "engine_events_silent",
+                "whether requests run at an engine and no cache event comes",
+                Reading::Gauge(count(&counts.silent)),
+            ),
+            sample(
+                "engine_event_batches",
+                "batches of cache events that were taken from an engine",
+                Reading::Counter(count(&counts.batches)),
+            ),
+            sample(
+                "engine_event_replays",
+                "replays of cache events that were asked for",
+                Reading::Counter(count(&counts.replays)),
+            ),
+            sample(
+                "engine_event_errors",
+                "cache event messages that could not be used",
+                Reading::Counter(count(&counts.bad_messages)),
+            ),
+            sample(
+                "engine_starts",
+                "starts of an engine's process after the first that was seen",
+                Reading::Counter(count(&counts.starts)),
+            ),
+            sample(
+                "engine_unusable_offers",
+                "prefills whose answer did not name the KV for a decode engine",
+                Reading::Counter(count(&counts.unusable_offers)),
+            ),
+            sample(
+                "engine_released_offers",
+                "KV that was taken from a prefill engine only so that it is freed",
+                Reading::Counter(count(&counts.released_offers)),
+            ),
+            sample(
+                "engine_token_mismatches",
+                "texts of the start-up check that an engine cuts into other tokens than the host",
+                Reading::Counter(count(&counts.token_mismatches)),
+            ),
+        ]
+    }
+}

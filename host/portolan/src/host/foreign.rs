@@ -1,0 +1,36 @@
+//! Instances of engines that are not ours.
+
+use super::parts::{HostError, Model, Shared};
+use crate::config::{InstanceConfig, SiteConfig};
+use portolan_engine::foreign::{ForeignConfig, ForeignInstance};
+use portolan_ports::Engine;
+use std::sync::Arc;
+
+/// Begins to watch one, and starts its process where the configuration says how.
+pub(super) fn start(
+    (site, instance): (&SiteConfig, &InstanceConfig),
+    model: &Model,
+    shared: &Shared,
+) -> Result<Arc<dyn Engine>, HostError> {
+    let broken = || HostError::Broken(format!("instance {} has no engine's address", instance.name));
+    let server = instance.server.as_ref().ok_or_else(broken)?;
+    let log = format!("{}-{}.log", site.name, instance.name);
+    let config = ForeignConfig {
+        description: model.described(instance),
+        make: instance.engine.make().ok_or_else(broken)?,
+        url: server.address().ok_or_else(broken)?,
+        served_name: server.served_name.clone(),
+        command: server.process(shared.config.data_dir.join("engines").join(log)),
+        key: server.api_key.clone(),
+        events: server.events(),
+        connector: server.connector(),
+        text: model.text(),
+        random: Arc::clone(&shared.random),
+    };
+    let started = ForeignInstance::start(config).map_err(|source| HostError::Foreign {
+        instance: instance.name.as_str().to_owned(),
+        site: site.name.as_str().to_owned(),
+        source,
+    })?;
+    Ok(Arc::new(started))
+}

@@ -1,0 +1,20 @@
+"""llama.cpp's own HTTP server, out of PyPI's xllamacpp: MODEL PORT."""
+
+import signal
+import sys
+
+import xllamacpp
+
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.hostnames = ["127.0.0.1"]
+params.port = int(sys.argv[2])
+params.n_ctx = 2048
+params.n_parallel = 2
+params.warmup = False
+params.endpoint_metrics = True
+params.endpoint_slots = True
+params.cpuparams.n_threads = 2
+server = xllamacpp.Server(params)
+print("listening on", server.listening_address, flush=True)
+signal.sigwait([signal.SIGTERM, signal.SIGINT])
