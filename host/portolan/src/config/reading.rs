@@ -1,7 +1,7 @@
 //! Reads the file: YAML, shorthands written out, checked; and says where it is wrong.
 
 use super::unknown::{UnknownKey, unknown_keys};
-use super::{engine, Config, ConfigError, Source, pool};
+use super::{Config, ConfigError, Source, engine, pool};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 

@@ -13,7 +13,15 @@ const SECRETS: &[&str] = &["operator_keys", "tenants.*.keys", "scaling.webhook"]
 const SHOWN: &[&str] = &["operator_keys.*.name"];
 
 /// Last parts of keys that hold a secret wherever they stand.
-const WORDS: &[&str] = &["password", "secret", "token", "seed", "secret_key", "access_key", "api_key"];
+const WORDS: &[&str] = &[
+    "password",
+    "secret",
+    "token",
+    "seed",
+    "secret_key",
+    "access_key",
+    "api_key",
+];
 
 /// Whether what stands at a place is not to be shown.
 pub(super) fn is_secret(place: &str) -> bool {

@@ -119,10 +119,7 @@ async fn a_prefill_that_says_nothing_usable_never_reaches_a_decode_engine() {
         ..config(address)
     })
     .await;
-    let offer = prefill
-        .offer(job(&completion(PROMPT, json!({}))))
-        .await
-        .unwrap();
+    let offer = prefill.offer(job(&completion(PROMPT, json!({})))).await.unwrap();
     assert!(offer.params.is_none());
     assert_eq!(prefill.shared.counts.unusable_offers.load(Relaxed), 1);
 }

@@ -335,6 +335,7 @@ fn build(rules: &Rules, bound: &[u32], dice: &mut Dice, log: &Arc<Log>) -> Arc<V
             text: Arc::new(FakeText::new()),
             description: description.clone(),
             created: 1,
+            served: Default::default(),
         };
         let wire = Wire {
             here: at,
@@ -409,6 +410,7 @@ fn names(rules: &Rules) -> NameTables {
 fn view(rules: &Rules, dice: &mut Dice) -> FleetView {
     let count = rules.sites.len() as u32;
     let mut instance = |at: u32| InstanceView {
+        serving: Default::default(),
         name: InstanceName::new("e1").unwrap(),
         site: SiteIndex(at),
         model: 0,
