@@ -260,7 +260,7 @@ fn free_port() -> u16 {
 }
 
 /// The program, built beside the tests.
-fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let built = here.parent().and_then(Path::parent).unwrap().join("portolan");
     assert!(

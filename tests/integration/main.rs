@@ -16,6 +16,7 @@ mod guests;
 mod hedging;
 mod hostile_tenants;
 mod hot_swap;
+mod invalidation;
 /// One guest of each toolchain; `make test-languages`.
 #[path = "../languages/golden.rs"]
 mod languages;

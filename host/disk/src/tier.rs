@@ -338,6 +338,10 @@ impl BlockTier for DiskTier {
         gone.iter().map(|block| block.as_ref().into()).collect()
     }
 
+    fn would_forget(&self, what: &Selector, above: &[BlockId]) -> Vec<(BlockId, Bytes)> {
+        self.shared.state.lock().pool.would_forget(what, above)
+    }
+
     fn expire(&self, now: Moment) -> Vec<Left> {
         if let Some(landing) = &self.shared.landing {
             self.shared.erase_landed(landing.expire(now));

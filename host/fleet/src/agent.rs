@@ -204,8 +204,13 @@ impl Ear {
                         self.chart.prefixes().asked(number, &request);
                     }
                 }
-                // Applied: heard by whoever follows the control stream.
-                Ok(BusMessage::SnapshotWanted(_) | BusMessage::Applied(_)) => {}
+                // The last three: heard by whoever follows the control stream.
+                Ok(
+                    BusMessage::SnapshotWanted(_)
+                    | BusMessage::Applied(_)
+                    | BusMessage::EffectWanted(_)
+                    | BusMessage::Effect(_),
+                ) => {}
                 Ok(BusMessage::Visits(visits)) if visits.to == self.site => self.chart.heard_visits(&visits),
                 Ok(BusMessage::Visits(_)) => {}
                 // Summaries are numbered: the next one of each stream shows what was missed of it.

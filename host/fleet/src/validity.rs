@@ -7,7 +7,7 @@
 //! - [`Peers`] knows from the stream which processes could hold a lease;
 //! - [`Waiting`], one an order, knows when the order holds everywhere.
 //!
-//! The agent of a site drives them (`host/fleet/src/invalidation.rs`).
+//! The agent of a site drives them (`host/fleet/src/invalidation.rs`); `validity/model.rs` explores them exhaustively.
 //! Times are those of the clock of the site that drives them and are only ever compared with each other: how far two
 //! sites' clocks are apart does not matter, only how far they drift apart while a lease lasts.
 
@@ -15,6 +15,8 @@ mod peers;
 mod site;
 mod waiting;
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;
 

@@ -3,7 +3,9 @@
 use crate::receive::{Arrival, BrokenOff, receive_within};
 use crate::site::Site;
 use portolan_base::{Bytes, InstanceName, Provenance, SiteName, TenantKey, Tokens};
-use portolan_ports::{Engine, Fidelity, HeldPrefix, KeepJob, KvOrder, KvSet, KvSetError, TransferError};
+use portolan_ports::{
+    Engine, Fidelity, HeldPrefix, KeepJob, KvMade, KvOrder, KvPast, KvSet, KvSetError, Stale, TransferError,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +46,8 @@ pub(crate) struct Copied {
 pub(crate) enum Uncopied {
     #[error("the residency answer does not let this data come from {from} and stay in {to}")]
     Residency { from: String, to: String },
+    #[error("{0}")]
+    Stale(Stale),
     #[error("instance {0} is gone")]
     Gone(String),
     #[error("{error}")]
@@ -58,7 +62,7 @@ impl Uncopied {
     /// What crossed all the same.
     pub(crate) fn bytes(&self) -> Bytes {
         match self {
-            Self::Residency { .. } | Self::Gone(_) => Bytes(0),
+            Self::Residency { .. } | Self::Stale(_) | Self::Gone(_) => Bytes(0),
             Self::Kv { bytes, .. } | Self::NoRoom { bytes } | Self::Transfer { bytes, .. } => *bytes,
         }
     }
@@ -81,6 +85,13 @@ impl Copying<'_> {
         has: &HeldPrefix,
         deadline: Duration,
     ) -> Result<Copied, Uncopied> {
+        let validity = &self.site.parts.validity;
+        let now = self.site.parts.clock.now();
+        validity.check(now).map_err(Uncopied::Stale)?;
+        let past = self.engine.cache().map(|cache| KvPast {
+            since: cache.tiers().epoch(),
+            made: KvMade::FromCache,
+        });
         let wanted = self.order.tokens.len().min(tokens.0 as usize);
         let order = KvOrder {
             instance: holder.instance.clone(),
@@ -89,10 +100,15 @@ impl Copying<'_> {
             // What is kept serves later requests, which may have to be exact.
             fidelity: Fidelity::Exact,
             fetch_from: Arc::default(),
+            as_of: validity.begin().applied,
             ..self.order.clone()
         };
         let whole = self.receive(holder, order, has, deadline).await?;
-        self.keep(whole, has).await
+        let kv = match past {
+            Some(past) => whole.kv.made(past),
+            None => whole.kv,
+        };
+        self.keep(Whole { kv, ..whole }, has).await
     }
 
     async fn receive(

@@ -15,6 +15,7 @@
 //! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
 //! | `/v1/portolan/config`, `…/history`, `…/pending`, `…/reload`, `…/rollback`, `…/approve`, `…/reject` | the operator | `config.rs` |
 //! | `/v1/portolan/store/snapshot` | the operator | `recovery.rs` |
+//! | `/v1/portolan/invalidate` | a tenant for its own KV, the operator for all | `invalidate.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
 
 mod admin;
@@ -26,6 +27,7 @@ mod events;
 mod inference;
 mod inspect;
 mod instances;
+mod invalidate;
 mod kv;
 mod listen;
 mod models;
@@ -42,6 +44,8 @@ mod whole;
 mod wire;
 
 pub use tag::REQUEST_ID;
+
+pub(crate) use kv::each_card;
 
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
@@ -94,6 +98,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/kv/blocks", get(kv::blocks))
         .route("/v1/portolan/kv/blocks/{id}", get(kv::block))
         .route("/v1/portolan/kv/evict", post(kv::evict))
+        .route("/v1/portolan/invalidate", post(invalidate::invalidate))
         .route("/v1/portolan/kv/quarantine", get(inspect::quarantine))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
         .route("/v1/portolan/tenants/{tenant}/policies/{question}", slot)
@@ -149,6 +154,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> Response {
     samples.extend(crate::ahead::samples(&site));
     samples.extend(site.recovery_samples());
     samples.extend(site.parts.engines.values().flat_map(|engine| engine.samples()));
+    samples.extend(site.parts.validity.samples());
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),

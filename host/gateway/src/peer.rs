@@ -7,7 +7,7 @@ use crate::site::Site;
 use crate::stage::jurisdiction;
 use async_trait::async_trait;
 use portolan_base::kv::KvManifest;
-use portolan_base::{InstanceName, SiteName, TenantKey};
+use portolan_base::{InstanceName, Provenance, SiteName, TenantKey};
 use portolan_decide::ask::Asker;
 use portolan_decide::{InstanceIndex, Placements, SiteIndex};
 use portolan_policy::{Placement, Purpose, Subject};
@@ -56,7 +56,21 @@ impl KvSource for PeerService {
             order.retention
         };
         let order = KvOrder { retention, ..order };
-        let key = site.cache_key(&order.tenant, &engine.describe().layout, &order.tokens);
+        let layout = &engine.describe().layout;
+        let (key, order) = match may_reuse(&site, &order) {
+            true => {
+                let version = site.model_version(layout);
+                let key = site.cache_key(&order.tenant, (layout, version), &order.tokens);
+                (key, order)
+            }
+            false if order.purpose.computes() => (site.key_of_nothing(layout), afresh(order)),
+            false => {
+                return Err(format!(
+                    "site {} has not caught up with the control stream; what it holds is not used until it has",
+                    site.parts.name
+                ));
+            }
+        };
         if !order.purpose.computes() {
             return stream_kept(engine.as_ref(), &key, &order, sink);
         }
@@ -65,7 +79,11 @@ impl KvSource for PeerService {
         }
         let fetches = fetch::fetch_first(&site, &peer, &engine, (key, &order), sink.as_mut()).await?;
         let instance = own_index(&site, &order.instance);
-        let outcome = stream_prefill(engine.as_ref(), key, order, sink).await;
+        let about = Provenance {
+            model_version: site.model_version(layout),
+            ..order.provenance()
+        };
+        let outcome = stream_prefill_of(engine.as_ref(), (key, Arc::new(about)), order, sink).await;
         // The other site hears of this instance's state from its load reports: it cannot tell a broken engine from a
         // refusal.
         let counted = match &outcome {
@@ -112,10 +130,37 @@ fn stream_kept(
     })
 }
 
+/// Whether what is cached here may be used for an order: this site has a lease, and has heard of all that the receiver
+/// had heard of.
+fn may_reuse(site: &Site, order: &KvOrder) -> bool {
+    let parts = &site.parts;
+    parts.validity.check(parts.clock.now()).is_ok() && parts.validity.begin().applied >= order.as_of
+}
+
+/// The same order, of which all is computed and nothing kept.
+fn afresh(order: KvOrder) -> KvOrder {
+    KvOrder {
+        retention: Retention::Drop,
+        fetch_from: Arc::default(),
+        ..order
+    }
+}
+
 /// Prefills what `order` asks for and streams the KV into `sink` while it is computed.
 pub async fn stream_prefill(
     engine: &dyn Engine,
     key: TenantKey,
+    order: KvOrder,
+    sink: Box<dyn PieceSink>,
+) -> Result<PrefillReport, EngineError> {
+    let about = Arc::new(order.provenance());
+    stream_prefill_of(engine, (key, about), order, sink).await
+}
+
+/// The same, of KV of which is known whose it is and what it hangs on.
+async fn stream_prefill_of(
+    engine: &dyn Engine,
+    (key, about): (TenantKey, Arc<Provenance>),
     order: KvOrder,
     mut sink: Box<dyn PieceSink>,
 ) -> Result<PrefillReport, EngineError> {
@@ -129,7 +174,6 @@ pub async fn stream_prefill(
     });
     let cancel = Cancel::new();
     let _stop = cancel.on_drop();
-    let about = Arc::new(order.provenance());
     let (request, tokens, held) = (order.request, order.tokens, order.held);
     let job = PrefillJob {
         request,

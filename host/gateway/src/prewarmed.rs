@@ -3,7 +3,8 @@
 
 use crate::error::{ErrorKind, RequestError};
 use parking_lot::Mutex;
-use portolan_base::{ModelName, Moment, TenantName};
+use portolan_base::{ModelName, Moment, Scope, TenantName};
+use portolan_ports::{Applied, Invalidated};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -104,6 +105,23 @@ fn bytes<T>(kept: &HashMap<String, Prewarmed<T>>, whose: impl Fn(&Prewarmed<T>) 
     kept.values().filter(|p| whose(p)).map(|p| p.bytes).sum()
 }
 
+impl<T: Send> Applied for PrewarmedPrompts<T> {
+    /// A prompt is found by its id, its KV by its tokens: an id goes with its tenant and with its model's version. Where
+    /// only some of its KV went, the prompt is as good as before, and is computed.
+    fn applied(&self, what: &Invalidated) {
+        let mut kept = self.0.lock();
+        match what {
+            Invalidated::Model { model } => kept.retain(|_, prompt| prompt.model != *model),
+            Invalidated::Tenant {
+                scope: Scope::Tenant(tenant),
+            } => kept.retain(|_, prompt| prompt.tenant != *tenant),
+            Invalidated::Tenant { scope: Scope::Public }
+            | Invalidated::Dependency { .. }
+            | Invalidated::Prefix { .. } => {}
+        }
+    }
+}
+
 /// Forgets the one that ends first; false when there is none.
 fn forget_next<T>(kept: &mut HashMap<String, Prewarmed<T>>, whose: impl Fn(&Prewarmed<T>) -> bool) -> bool {
     let mut candidates: Vec<_> = kept.iter().filter(|(_, p)| whose(p)).collect();
@@ -150,6 +168,26 @@ mod tests {
             refused.message.contains("of the model m, not of n"),
             "{refused:?}"
         );
+    }
+
+    #[test]
+    fn goes_with_its_tenant_and_with_its_models_version() {
+        let prompts = PrewarmedPrompts::default();
+        let keep = |id: &str, tenant| prompts.keep(id.into(), prompt(tenant, 5, 10), NOW).unwrap();
+        keep("a", "acme");
+        keep("g", "globex");
+        let tenant = TenantName::new("acme").unwrap();
+        prompts.applied(&Invalidated::Tenant {
+            scope: Scope::Tenant(tenant),
+        });
+        assert!(!known(&prompts, "a", "acme", NOW) && known(&prompts, "g", "globex", NOW));
+        let model = |name| Invalidated::Model {
+            model: ModelName::new(name).unwrap(),
+        };
+        prompts.applied(&model("n"));
+        assert!(known(&prompts, "g", "globex", NOW));
+        prompts.applied(&model("m"));
+        assert!(!known(&prompts, "g", "globex", NOW));
     }
 
     #[test]

@@ -25,8 +25,8 @@ use portolan_base::{
 };
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
-    CacheSalt, Configuration, Engine, EngineDescription, Fidelity, Fleet, PolicyStore, Service, TextModel,
-    Transport,
+    Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet,
+    PolicyStore, Service, TextModel, Transport,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,6 +135,8 @@ pub struct SiteParts {
     pub retries: RetryConfig,
     /// Whose KV never comes quantised.
     pub exact: ExactKv,
+    /// Whether what is cached may be used.
+    pub validity: Arc<dyn CacheValidity>,
     /// What the site orders by itself for prefixes that are asked for often; none: nothing.
     pub replicate: Option<ReplicaRules>,
     /// What it sends to, and takes from, the site that is likely to be asked next; none: nothing.
@@ -194,7 +196,7 @@ pub struct Site {
     /// What it is made of.
     pub parts: SiteParts,
     /// Prompts that were computed ahead.
-    pub prewarmed: PrewarmedPrompts<Prompts>,
+    pub prewarmed: Arc<PrewarmedPrompts<Prompts>>,
     /// Second tries that are left.
     pub retries: Mutex<RetryBudget>,
     /// Recent requests.
@@ -241,7 +243,7 @@ impl Site {
             ..Live::default()
         };
         Arc::new(Self {
-            prewarmed: PrewarmedPrompts::default(),
+            prewarmed: Arc::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             parts,
             replication,
@@ -288,16 +290,44 @@ impl Site {
         self.configuration.get().cloned()
     }
 
-    /// The key of a prompt's blocks: the tenant's, shared where the prompt begins as a public prefix does. `tokens` may
-    /// end before the prompt does.
-    pub(crate) fn cache_key(&self, tenant: &TenantName, layout: &KvLayout, tokens: &[u32]) -> TenantKey {
-        let (model, version) = (layout.model.as_str(), layout.model_version);
+    /// The version of a model's KV: what is configured, and what invalidations raised it by.
+    pub(crate) fn model_version(&self, layout: &KvLayout) -> u64 {
+        self.parts.validity.version(&layout.model, layout.model_version)
+    }
+
+    /// The key of a prompt's blocks at a version of the model: the tenant's, shared where the prompt begins as a public
+    /// prefix does. `tokens` may end before the prompt does.
+    pub(crate) fn cache_key(
+        &self,
+        tenant: &TenantName,
+        (layout, version): (&KvLayout, u64),
+        tokens: &[u32],
+    ) -> TenantKey {
+        let model = layout.model.as_str();
         let key = |owner: &str| TenantKey::derive(&self.parts.secret, owner, model, version);
         let public = self.parts.public.common(&layout.model, tokens);
         match public / layout.block_tokens.max(1) * layout.block_tokens {
             0 => key(tenant.as_str()),
             whole => key(tenant.as_str()).with_public(&key(Scope::PUBLIC), whole),
         }
+    }
+
+    /// A key that finds nothing, ever: for what must not use anything cached. What is computed with it is not to be kept.
+    pub(crate) fn key_of_nothing(&self, layout: &KvLayout) -> TenantKey {
+        let random = &self.parts.random;
+        // No tenant can be named so.
+        let nobody = format!("_{:016x}{:016x}", random.next_u64(), random.next_u64());
+        TenantKey::derive(
+            &self.parts.secret,
+            &nobody,
+            layout.model.as_str(),
+            layout.model_version,
+        )
+    }
+
+    /// What is to be told of invalidations beside the caches.
+    pub fn told_of_invalidations(&self) -> Arc<dyn Applied> {
+        Arc::<PrewarmedPrompts<Prompts>>::clone(&self.prewarmed)
     }
 
     /// Serves an accepted request: admits it, then runs the other stages in a task of their own. An error means that

@@ -16,6 +16,7 @@ mod prefill;
 pub(crate) mod prewarm;
 mod settle;
 mod transfer;
+mod valid;
 
 use crate::accepted::Accepted;
 use crate::answer::{Answer, AnswerEvent};
@@ -23,12 +24,16 @@ use crate::error::{ErrorKind, RequestError};
 use crate::live::Failover;
 use crate::site::Site;
 pub(crate) use decide::{jurisdiction, without_holding_up_others};
-use journey::{Fault, Journey};
+use journey::{Fault, Journey, Leg};
 use portolan_decide::{InstanceView, Route};
 use portolan_ports::Cancel;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
+
+/// How often a request begins anew because of invalidations that came while its KV was on its way. One that meets more
+/// takes the next route.
+const STALE_TRIES: u32 = 3;
 
 /// Admits a request and runs its stages in a task of their own, so that settling happens however it ends. Returns
 /// when the first token exists, or with the error that made an answer impossible.
@@ -58,9 +63,11 @@ pub(crate) async fn serve(site: Arc<Site>, request: Accepted) -> Result<Answer, 
 async fn run(mut journey: Journey, started: oneshot::Sender<Result<(), RequestError>>) {
     let mut started = Some(started);
     let cancel = journey.cancel.clone();
+    let aborted = valid::aborted(&journey);
     let end = tokio::select! {
         biased;
         () = cancel.cancelled() => Err(Fault::Cancelled),
+        () = aborted => Err(Fault::Aborted),
         end = journey.travel(&mut started) => end,
     };
     // An engine that noticed first reports a cancelled job: it is the same end.
@@ -119,11 +126,32 @@ impl Journey {
         holders: &[u32],
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
-        let leg = self.leg(route, rest)?;
         self.site.parts.fleet.begins(route);
+        let mut tries = STALE_TRIES;
+        loop {
+            let leg = self.leg(route, rest)?;
+            match self.take(leg, rest, holders, started).await {
+                // What was invalidated cannot be found again, so the same route computes it.
+                Err(Fault::Stale(stale)) if started.is_some() && tries > 0 => {
+                    tries -= 1;
+                    self.note_stale(stale);
+                }
+                end => return end,
+            }
+        }
+    }
+
+    async fn take(
+        &mut self,
+        leg: Leg,
+        rest: &[Route],
+        holders: &[u32],
+        started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
+    ) -> Result<(), Fault> {
         if leg.decoder.whole().is_some() {
             return self.pass(&leg, started).await;
         }
+        let past = self.begins_now(&leg);
         let brought = self.fetch(&leg, holders).await;
         let (leg, kv) = match leg.is_remote() {
             false => {
@@ -132,6 +160,7 @@ impl Journey {
             }
             true => self.transfer(leg, rest, brought).await?,
         };
+        let kv = self.still_valid(kv, past)?;
         self.decode(&leg, kv, started).await
     }
 

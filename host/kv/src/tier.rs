@@ -42,13 +42,40 @@ pub struct Left {
     pub id: BlockId,
     /// As the prefix index names it.
     pub hashes: Vec<BlockHash>,
+    /// What it counted against the budget.
+    pub size: Bytes,
 }
 
-impl<K> From<&PoolBlock<K>> for Left {
+/// How much an order forgot, or would. Copies of one block in several places count each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// In copies of blocks.
+    pub blocks: u64,
+    /// What they counted against budgets.
+    pub bytes: Bytes,
+}
+
+impl Forgotten {
+    /// Counts one more.
+    pub fn add(&mut self, size: Bytes) {
+        self.blocks += 1;
+        self.bytes += size;
+    }
+}
+
+impl core::ops::AddAssign for Forgotten {
+    fn add_assign(&mut self, more: Self) {
+        self.blocks += more.blocks;
+        self.bytes += more.bytes;
+    }
+}
+
+impl<K: Kept> From<&PoolBlock<K>> for Left {
     fn from(block: &PoolBlock<K>) -> Self {
         Self {
             id: block.id,
             hashes: block.hashes.clone(),
+            size: block.size(),
         }
     }
 }
@@ -76,6 +103,9 @@ pub trait BlockTier: Send + Sync {
     /// Forgets blocks, and those computed on top of them or of `above`; returns what went. They cannot be found when
     /// this returns, nor after a restart.
     fn invalidate(&self, what: &Selector, above: &[BlockId]) -> Vec<Left>;
+
+    /// What [`invalidate`](Self::invalidate) would forget of blocks, with what each counts against the budget.
+    fn would_forget(&self, what: &Selector, above: &[BlockId]) -> Vec<(BlockId, Bytes)>;
 
     /// Forgets what nobody used for too long; returns what went.
     fn expire(&self, now: Moment) -> Vec<Left>;

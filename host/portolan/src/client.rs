@@ -74,6 +74,11 @@ impl Client {
         }
     }
 
+    /// The host's address.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
     /// GET.
     pub fn get(&self, path: &str) -> Result<Reply, ClientError> {
         let call = self

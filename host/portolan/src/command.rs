@@ -10,6 +10,7 @@ mod demo_fleet;
 mod dr;
 mod generate;
 mod instance;
+mod invalidate;
 mod kv;
 mod logging;
 mod modelled;
@@ -40,6 +41,7 @@ pub use bench::{BenchCommand, Compress, TransportArgs};
 pub use config::{ChangeArgs, ConfigCommand};
 pub use dr::{DrArgs, DrCommand, DrillArgs};
 pub use instance::InstanceCommand;
+pub use invalidate::InvalidateCommand;
 pub use kv::{EstimateArgs, KvCommand, QualityArgs};
 pub use modelled::ModelledArgs;
 pub use output::Failure;
@@ -131,6 +133,9 @@ pub enum Command {
     /// Look at KV.
     #[command(subcommand)]
     Kv(KvCommand),
+    /// Have cached KV used no more, at any site.
+    #[command(subcommand)]
+    Invalidate(InvalidateCommand),
     /// Say which threshold, split and bandwidth serve most.
     Plan(PlanArgs),
     /// Make certificates for KV between sites.
@@ -440,6 +445,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Bench(command) => bench::run(&command, json),
         Command::Simulate(args) => simulate::run(&args, json),
         Command::Kv(command) => kv::run(command, json),
+        Command::Invalidate(command) => invalidate::run(&command, json),
         Command::Plan(args) => plan::run(&args, json),
         Command::Tls(TlsCommand::Init { sites, dir }) => tls::init(&sites, &dir, json),
         Command::Engine(EngineCommand::Generate(args)) => generate::run(args, json),

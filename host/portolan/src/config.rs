@@ -5,6 +5,7 @@ mod changing;
 mod compression;
 mod engine;
 mod fleet;
+mod invalidation;
 mod kv;
 mod limits;
 mod link;
@@ -30,6 +31,7 @@ pub use changing::{ChangingConfig, Takes, takes_of};
 pub use compression::LinkCompression;
 pub use engine::{EngineKind, HandOverConfig, KvEventsConfig, ServerConfig};
 pub use fleet::{FleetConfig, FleetSecret, NatsSettings, NatsTlsSettings};
+pub use invalidation::InvalidationConfig;
 pub use kv::{KvConfig, PrewarmConfig, PublicPrefix, ReplicateConfig, TiersConfig};
 pub use limits::LimitsConfig;
 pub use link::{LinkConfig, PathConfig, SimulatedWan};
@@ -75,6 +77,9 @@ pub struct Config {
     /// Rules for KV kept for reuse.
     #[serde(default)]
     pub kv: KvConfig,
+    /// How long what is cached is trusted.
+    #[serde(default)]
+    pub invalidation: InvalidationConfig,
     /// How long a stage may take before the next route is tried.
     #[serde(default)]
     pub timeouts: TimeoutsConfig,
@@ -262,6 +267,7 @@ impl Config {
         self.check_trust()?;
         self.check_scaling()?;
         self.check_kv()?;
+        self.invalidation.check()?;
         self.check_patience()?;
         self.check_routing()?;
         self.check_transfer()?;

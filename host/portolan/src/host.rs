@@ -2,6 +2,8 @@
 
 mod bus;
 mod carrier;
+mod control;
+mod following;
 mod foreign;
 mod live;
 mod parts;
@@ -94,6 +96,7 @@ impl Host {
         let models = parts::load_models(&config).await?;
         let public = Arc::new(parts::public_prefixes(&config, &models)?);
         let recovery = RecoveryDesk::new(config.clone(), Arc::clone(&store), Arc::clone(&clock));
+        let control = control::open(&config, &bus, random.as_ref())?;
         let shared = Shared {
             topology,
             store,
@@ -101,6 +104,7 @@ impl Host {
             desk: Arc::clone(&desk),
             models,
             bus,
+            control,
             clock,
             random,
             secrets,

@@ -1,6 +1,7 @@
 //! Tells the other sites: who is there, load and prefix summaries. Nothing on the bus holds a token id.
 
-use crate::control::StreamId;
+use crate::control::{Invalidated, StreamId};
+use crate::validity::SiteEffect;
 use crate::{EngineLoad, Sample};
 use portolan_base::{Bytes, Duty, InstanceName, Moment, PatternId, Sequence, SiteName};
 use portolan_decide::Standing;
@@ -91,6 +92,28 @@ pub struct AppliedReport {
     pub bytes: Bytes,
 }
 
+/// A site asks all sites what an order would do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EffectQuestion {
+    /// Who asks.
+    pub by: SiteName,
+    /// Names the question.
+    pub number: u64,
+    /// The order.
+    pub what: Invalidated,
+}
+
+/// What an order would do at a site.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EffectReply {
+    /// Who asked.
+    pub to: SiteName,
+    /// The question.
+    pub number: u64,
+    /// The answer.
+    pub effect: SiteEffect,
+}
+
 /// How long a site that says nothing is taken to be there: ten heartbeats.
 pub const PRESENCE_LEASE: Duration = Duration::from_secs(5);
 
@@ -137,6 +160,10 @@ pub enum BusMessage {
     Visits(Visits),
     /// A site is up to date as far as an entry of the control stream.
     Applied(AppliedReport),
+    /// Somebody wants to know what an order would do.
+    EffectWanted(EffectQuestion),
+    /// What it would do at a site.
+    Effect(EffectReply),
 }
 
 impl BusMessage {
@@ -149,13 +176,16 @@ impl BusMessage {
             Self::SnapshotWanted(request) => &request.by,
             Self::Visits(visits) => &visits.from,
             Self::Applied(report) => &report.site,
+            Self::EffectWanted(question) => &question.by,
+            Self::Effect(reply) => &reply.effect.site,
         }
     }
 
     /// The one site it is for; none: whoever routes to the one that says it.
     pub fn receiver(&self) -> Option<&SiteName> {
         match self {
-            Self::Presence(_) | Self::Load(_) | Self::Applied(_) => None,
+            Self::Presence(_) | Self::Load(_) | Self::Applied(_) | Self::EffectWanted(_) => None,
+            Self::Effect(reply) => Some(&reply.to),
             Self::Visits(visits) => Some(&visits.to),
             Self::Prefixes(told) => Some(&told.to),
             Self::SnapshotWanted(request) => Some(&request.of),

@@ -190,6 +190,9 @@ pub enum EngineError {
     /// The job was cancelled.
     #[error("the job was cancelled")]
     Cancelled,
+    /// What the job was to begin on was invalidated meanwhile, or nobody knows whether it was. It is to be computed.
+    #[error("the KV was invalidated before decode began on it")]
+    Stale,
     /// The engine broke; another instance may do.
     #[error("the engine failed: {0}")]
     Broken(String),

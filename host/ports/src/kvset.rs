@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use portolan_base::Tokens;
 use portolan_base::kv::{KvLayout, LayerKv, PieceId};
+use portolan_kv::tier::Epoch;
 use std::sync::Arc;
 
 /// One piece with its bytes. Cloning shares the bytes; holding a piece keeps them alive.
@@ -59,6 +60,26 @@ pub struct KvSet {
     layout: Arc<KvLayout>,
     tokens: u32,
     by_layer: Vec<Vec<KvPiece>>,
+    past: Option<KvPast>,
+}
+
+/// How a set was made. Orders to forget that came meanwhile are held against it when decode begins, and when its blocks
+/// are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPast {
+    /// Where the receiving site's caches were in the sequence of orders when the making began.
+    pub since: Epoch,
+    /// From what.
+    pub made: KvMade,
+}
+
+/// What a set was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvMade {
+    /// All of it was computed for this request.
+    Afresh,
+    /// Some of it was cached.
+    FromCache,
 }
 
 impl KvSet {
@@ -69,6 +90,7 @@ impl KvSet {
             layout,
             tokens: 0,
             by_layer,
+            past: None,
         }
     }
 
@@ -107,7 +129,22 @@ impl KvSet {
             layout,
             tokens,
             by_layer,
+            past: None,
         })
+    }
+
+    /// The same set, of which is known how it was made.
+    #[must_use]
+    pub fn made(self, past: KvPast) -> Self {
+        Self {
+            past: Some(past),
+            ..self
+        }
+    }
+
+    /// How it was made; none where nobody invalidates anything.
+    pub fn past(&self) -> Option<KvPast> {
+        self.past
     }
 
     /// The longest beginning of whole blocks that these pieces are whole for, however they came: what is left of a set

@@ -35,8 +35,8 @@ pub mod validity;
 pub mod whole;
 
 pub use bus::{
-    AppliedReport, Bus, BusMessage, InstanceLoadReport, PRESENCE_LEASE, PrefixSummary, SitePresence,
-    SiteState, SnapshotRequest, Visits,
+    AppliedReport, Bus, BusMessage, EffectQuestion, EffectReply, InstanceLoadReport, PRESENCE_LEASE,
+    PrefixSummary, SitePresence, SiteState, SnapshotRequest, Visits,
 };
 pub use configuration::{
     Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration,
@@ -56,7 +56,7 @@ pub use fleet::{
     Claim, Fleet, Forecast, InstanceOutcome, Member, MemberState, NoSuchInstance, OnTheWay, Service, Visit,
 };
 pub use fleet_fake::FakeFleet;
-pub use kvset::{KvPiece, KvSet, KvSetError};
+pub use kvset::{KvMade, KvPast, KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};
 pub use landing_fake::{LandingFault, MemoryLanding};
 pub use loader::{
@@ -91,7 +91,8 @@ pub use transport::{
 pub use transport_fake::NoLinks;
 pub use uploads::{UploadTurn, UploadWindow};
 pub use validity::{
-    AlwaysValid, Begun, CacheValidity, Given, InUse, Order, Patience, SiteApplied, SiteEffect, Stale,
+    AlwaysValid, Applied, Begun, CacheValidity, Deciding, Given, InUse, Order, Patience, SiteApplied,
+    SiteEffect, Stale, VersionRule,
 };
 pub use whole::{
     AnswerBody, AnswerHead, CacheSalt, Handed, Offer, Prefilling, WholeAnswer, WholeJob, WholePath,

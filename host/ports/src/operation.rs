@@ -11,10 +11,12 @@ pub enum OperationKind {
     Drain,
     /// An instance is given work again.
     Resume,
-    /// Kept KV was forgotten.
+    /// Kept KV was forgotten at one site.
     Evict,
     /// The configuration changed.
     Configure,
+    /// Kept KV was invalidated at every site.
+    Invalidate,
 }
 
 impl OperationKind {
@@ -25,6 +27,7 @@ impl OperationKind {
             Self::Resume => "instance.resume",
             Self::Evict => "kv.evict",
             Self::Configure => "config.change",
+            Self::Invalidate => "kv.invalidate",
         }
     }
 }

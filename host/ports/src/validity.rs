@@ -1,9 +1,13 @@
 //! Whether cached KV may be used: what the stages of a request ask before they begin, and how an order is given.
 
-use crate::control::{ControlError, Invalidated, Running};
+use crate::Sample;
+use crate::control::{ControlError, Invalidated, Invalidation, Running};
 use async_trait::async_trait;
 use portolan_base::{Bytes, ModelName, Moment, Provenance, Sequence, SiteName};
+use portolan_kv::Selector;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tokio::sync::broadcast;
 
 /// Where a site was in the control stream when something began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -93,6 +97,36 @@ pub struct SiteEffect {
     pub bytes: Bytes,
 }
 
+/// Decides which blocks of a site die when a thing changes, beside what the host keeps to itself: a model's older
+/// versions, a revoked prefix and a removed tenant die whatever anybody decides.
+pub trait Deciding: Send + Sync {
+    /// What dies. `rule` is what the built-in version rule says, which is the answer where nobody decides, or fails to.
+    fn react(&self, to: &Invalidated, rule: Vec<Selector>) -> Vec<Selector>;
+
+    /// What dies because of the time alone.
+    fn tick(&self) -> Vec<Selector>;
+}
+
+/// The built-in version rule, alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VersionRule;
+
+impl Deciding for VersionRule {
+    fn react(&self, _to: &Invalidated, rule: Vec<Selector>) -> Vec<Selector> {
+        rule
+    }
+
+    fn tick(&self) -> Vec<Selector> {
+        Vec::new()
+    }
+}
+
+/// What else a site keeps that an order may be about.
+pub trait Applied: Send + Sync {
+    /// An order was applied to what is cached.
+    fn applied(&self, what: &Invalidated);
+}
+
 /// Whether cached KV may be used, and how that is ended.
 #[async_trait]
 pub trait CacheValidity: Send + Sync {
@@ -120,6 +154,9 @@ pub trait CacheValidity: Send + Sync {
     /// The version of a model whose configured version is `configured`: it rises with every order about the model.
     fn version(&self, model: &ModelName, configured: u64) -> u64;
 
+    /// Orders that end what runs on what they are about.
+    fn aborts(&self) -> broadcast::Receiver<Arc<Invalidation>>;
+
     /// Gives an order.
     ///
     /// # Errors
@@ -128,9 +165,14 @@ pub trait CacheValidity: Send + Sync {
 
     /// What an order would do at each site that answers in time.
     async fn rehearse(&self, what: &Invalidated) -> Vec<SiteEffect>;
+
+    /// Numbers of its own for the metrics page.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
+    }
 }
 
-/// The fake: what is cached is always valid, orders are acknowledged and do nothing.
+/// Where there is no control stream, and in tests: what is cached is always valid, and no order is taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AlwaysValid;
 
@@ -157,13 +199,14 @@ impl CacheValidity for AlwaysValid {
         configured
     }
 
+    fn aborts(&self) -> broadcast::Receiver<Arc<Invalidation>> {
+        broadcast::channel(1).1
+    }
+
     async fn invalidate(&self, _order: Order, _patience: Patience) -> Result<Given, ControlError> {
-        Ok(Given {
-            id: Sequence(1),
-            blocks: 0,
-            bytes: Bytes(0),
-            sites: Vec::new(),
-        })
+        Err(ControlError::NotAcknowledged(
+            "there is no control stream that all sites follow; use `kv evict` at each site".to_owned(),
+        ))
     }
 
     async fn rehearse(&self, _what: &Invalidated) -> Vec<SiteEffect> {

@@ -39,7 +39,9 @@ pub(super) fn keep(shared: &Shared, job: &KeepJob) -> Tokens {
     if !fits || count == 0 || !count.is_multiple_of(BLOCK_TOKENS) {
         return Tokens(0);
     }
-    let names = Names::of(&job.key, &job.tokens, &job.about, shared.cache.epoch());
+    let past = job.kv.past();
+    let since = past.map_or_else(|| shared.cache.epoch(), |past| past.since);
+    let names = Names::of(&job.key, &job.tokens, &job.about, since);
     let state = unpack(shared, &job.kv);
     keep_blocks(shared, &names, &state);
     if shared.description.layout.is_hybrid() {

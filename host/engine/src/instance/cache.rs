@@ -12,7 +12,8 @@ use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
 use portolan_base::{
-    BlockHash, BlockId, Bytes, CachePart, Clock, INDEX_BLOCK_TOKENS, Moment, Permille, TenantKey, Tokens,
+    BlockHash, BlockId, Bytes, CachePart, Clock, INDEX_BLOCK_TOKENS, Moment, Permille, Provenance, TenantKey,
+    Tokens,
 };
 use portolan_kv::tier::{Below, Card, Epoch, Left, TierUse, Tiers, Top};
 use portolan_kv::{BlockKv, BlockWindow, HeldBlocks, PoolBlock, PoolConfig, PrefixPool, Reuse, Selector};
@@ -101,6 +102,11 @@ impl Cache {
         self.tiers.epoch()
     }
 
+    /// Whether something may begin on KV of which some was cached when the site was at `since`.
+    pub(crate) fn may_begin(&self, since: Epoch, about: &Provenance) -> bool {
+        self.tiers.is_trusted(self.now()) && self.tiers.open().is_untouched(about, since)
+    }
+
     pub(crate) fn events(&self) -> broadcast::Receiver<KvEvent> {
         self.events.subscribe()
     }
@@ -121,8 +127,12 @@ impl Cache {
 
     /// The longest usable prefix; from here on it depends on what the prompt depends on.
     pub(crate) fn lookup(&self, names: &Names) -> HeldBlocks {
+        let mut pool = self.pool.lock();
         let now = self.now();
-        self.pool.lock().lookup_needed(&names.ids, &names.about, now)
+        match self.tiers.is_trusted(now) {
+            true => pool.lookup_needed(&names.ids, &names.about, now),
+            false => HeldBlocks::default(),
+        }
     }
 
     /// The longest usable prefix, looked at once more for the same prompt.
@@ -132,8 +142,12 @@ impl Cache {
 
     /// The longest usable prefix of a chain of blocks.
     pub(crate) fn lease_chain(&self, ids: &[BlockId]) -> HeldBlocks {
+        let mut pool = self.pool.lock();
         let now = self.now();
-        self.pool.lock().lease_needed(ids, now)
+        match self.tiers.is_trusted(now) {
+            true => pool.lease_needed(ids, now),
+            false => HeldBlocks::default(),
+        }
     }
 
     /// The attention pieces of the longest usable prefix.
@@ -336,13 +350,17 @@ fn reuse(layout: &KvLayout) -> Reuse {
 }
 
 impl Top for Cache {
-    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId> {
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<Left> {
         let mut pool = self.pool.lock();
         let mut gone = pool.invalidate(what);
         gone.extend(pool.forget(others));
         let left: Vec<Left> = gone.iter().map(|block| block.as_ref().into()).collect();
         self.tell_removed(&left);
-        left.iter().map(|block| block.id).collect()
+        left
+    }
+
+    fn would_forget(&self, what: &Selector, others: &[BlockId]) -> Vec<(BlockId, Bytes)> {
+        self.pool.lock().would_forget(what, others)
     }
 
     fn left(&self, blocks: &[Left]) {

@@ -8,7 +8,7 @@ use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::network::state::{LayerState, SequenceState};
 use portolan_base::TenantKey;
 use portolan_kv::BlockKv;
-use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, KvSet, Retention};
+use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, KvMade, KvPast, KvSet, Retention};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
@@ -112,10 +112,20 @@ impl DecodeRun {
             .prompt
             .split_last()
             .ok_or_else(|| EngineError::BadJob("the prompt is empty".to_owned()))?;
+        let past = self.job.kv.past();
+        if let Some(KvPast {
+            since,
+            made: KvMade::FromCache,
+        }) = past
+            && !shared.cache.may_begin(since, &self.job.about)
+        {
+            return Err(EngineError::Stale);
+        }
         let state = unpack(shared, &self.job.kv);
         let reusable = !shared.description.layout.is_hybrid();
         if reusable && self.job.retention == Retention::Keep {
-            let names = Names::of(&self.job.key, before, &self.job.about, shared.cache.epoch());
+            let since = past.map_or_else(|| shared.cache.epoch(), |past| past.since);
+            let names = Names::of(&self.job.key, before, &self.job.about, since);
             keep_blocks(shared, &names, &state);
         }
         let wanted = Wanted {

@@ -13,7 +13,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use portolan_base::{InstanceName, SiteName};
 use portolan_ports::{
-    AppliedReport, BusMessage, InstanceLoadReport, PrefixSummary, SitePresence, SnapshotRequest, Visits,
+    AppliedReport, BusMessage, EffectQuestion, EffectReply, InstanceLoadReport, PrefixSummary, SitePresence,
+    SnapshotRequest, Visits,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,6 +37,8 @@ const PREFIXES: u8 = 2;
 const WANTED: u8 = 3;
 const VISITS: u8 = 4;
 const APPLIED: u8 = 5;
+const EFFECT_WANTED: u8 = 6;
+const EFFECT: u8 = 7;
 
 /// What is marked and is no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +95,8 @@ impl Seal {
             BusMessage::Prefixes(told) => self.parts(subject, told),
             BusMessage::Visits(visits) => one(VISITS, json(visits)),
             BusMessage::Applied(report) => one(APPLIED, json(report)),
+            BusMessage::EffectWanted(question) => one(EFFECT_WANTED, json(question)),
+            BusMessage::Effect(reply) => one(EFFECT, json(reply)),
         }
     }
 
@@ -188,6 +193,8 @@ impl Seal {
             PREFIXES => assembly.take(subject, body),
             VISITS => read::<Visits>(body).map(|said| Some(BusMessage::Visits(said))),
             APPLIED => read::<AppliedReport>(body).map(|said| Some(BusMessage::Applied(said))),
+            EFFECT_WANTED => read::<EffectQuestion>(body).map(|said| Some(BusMessage::EffectWanted(said))),
+            EFFECT => read::<EffectReply>(body).map(|said| Some(BusMessage::Effect(said))),
             _ => Err(EnvelopeError::Format),
         }
     }

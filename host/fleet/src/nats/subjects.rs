@@ -61,10 +61,15 @@ impl Subjects {
             ))
         };
         match message {
-            BusMessage::Presence(_) | BusMessage::Load(_) | BusMessage::Applied(_) => self.facts(from),
+            BusMessage::Presence(_)
+            | BusMessage::Load(_)
+            | BusMessage::Applied(_)
+            | BusMessage::EffectWanted(_) => self.facts(from),
             BusMessage::Prefixes(told) => to("prefixes", &told.to),
             BusMessage::SnapshotWanted(request) => to("wanted", &request.of),
             BusMessage::Visits(visits) => to("visits", &visits.to),
+            // An answer goes where questions to that site go.
+            BusMessage::Effect(reply) => to("wanted", &reply.to),
         }
     }
 

@@ -33,12 +33,12 @@ impl Peers {
     pub fn heard(&mut self, beat: &Beat, now: Moment) {
         self.heard.insert((beat.site.clone(), beat.incarnation), now);
         let longest = self.longest;
-        self.heard.retain(|_, at| now.since(*at) <= longest);
+        self.heard.retain(|_, at| now.since(*at) < longest);
     }
 
     /// The processes that may hold a lease.
     pub(super) fn may_hold(&self, now: Moment) -> impl Iterator<Item = &Process> {
-        let recent = move |at: Moment| now.since(at) <= self.longest;
+        let recent = move |at: Moment| now.since(at) < self.longest;
         self.heard
             .iter()
             .filter(move |(_, at)| recent(**at))
@@ -47,7 +47,7 @@ impl Peers {
 
     /// Whether no lease is left of those whose beats came before listening began.
     pub(super) fn knows_all(&self, now: Moment) -> bool {
-        now.since(self.since) > self.longest
+        now.since(self.since) >= self.longest
     }
 
     /// How many processes beat lately.

@@ -144,15 +144,15 @@ fn waiting_ends_when_all_who_could_use_it_said_so() {
     let mut deaf = Waiting::new(Sequence(5), Moment(205), rules());
     deaf.heard(&report("paris", 7, 5), Moment(206));
     assert!(
-        !waiting.is_over(&peers, Moment(310)),
+        !waiting.is_over(&peers, Moment(309)),
         "the beat of the silent one came at 200"
     );
-    assert!(waiting.is_over(&peers, Moment(311)), "its lease is over");
+    assert!(waiting.is_over(&peers, Moment(310)), "its lease is over");
     assert!(
-        !deaf.is_over(&peers, Moment(315)),
+        !deaf.is_over(&peers, Moment(314)),
         "what beat before the order is not known"
     );
-    assert!(deaf.is_over(&peers, Moment(316)));
+    assert!(deaf.is_over(&peers, Moment(315)));
 }
 
 #[test]
@@ -160,6 +160,6 @@ fn who_has_just_started_waits_for_leases_it_never_heard_of() {
     let peers = Peers::new(rules(), Moment(200));
     let mut waiting = Waiting::new(Sequence(5), Moment(201), rules());
     waiting.came_to(Sequence(5));
-    assert!(!waiting.is_over(&peers, Moment(310)));
-    assert!(waiting.is_over(&peers, Moment(311)));
+    assert!(!waiting.is_over(&peers, Moment(309)));
+    assert!(waiting.is_over(&peers, Moment(310)));
 }

@@ -68,7 +68,7 @@ impl Waiting {
 
     /// Whether nothing begins on what the order is about any more, anywhere.
     pub fn is_over(&self, peers: &Peers, now: Moment) -> bool {
-        if now.since(self.acknowledged) > self.rules.longest() {
+        if now.since(self.acknowledged) >= self.rules.longest() {
             return true;
         }
         let all = || {

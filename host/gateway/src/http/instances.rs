@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Longest reason that is written down, in bytes: a sentence and a ticket's address.
-const REASON_BYTES: usize = 500;
+pub(super) const REASON_BYTES: usize = 500;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -18,7 +18,7 @@ use axum::http::HeaderMap;
 use place::{BlockBody, PlaceBody, caches, card_body, each_place, word};
 use portolan_base::{BlockId, Dependency, Scope, TenantName};
 use portolan_kv::Selector;
-use portolan_kv::tier::Tiers;
+use portolan_kv::tier::{Card, Tiers};
 use portolan_ports::OperationKind;
 use serde::{Deserialize, Serialize};
 use std::collections::BinaryHeap;
@@ -72,6 +72,11 @@ impl ReplicasBody {
             recent: replication.recent(),
         }
     }
+}
+
+/// Shows every block of the site, copies in several places each.
+pub(crate) fn each_card(site: &Site, show: &mut dyn FnMut(Card)) {
+    each_place(site, |place| place.each(show));
 }
 
 pub(super) async fn stats(
@@ -191,7 +196,7 @@ struct EvictBody {
 
 #[derive(Debug, Serialize)]
 pub(super) struct EvictedBody {
-    evicted: usize,
+    evicted: u64,
 }
 
 /// Forgets blocks in every pool and tier of the site. They cannot be found when the answer comes, nor after a restart.
@@ -208,12 +213,12 @@ pub(super) async fn evict(
     instances::note(&site, actor, OperationKind::Evict, subject, String::new()).await?;
     let evicted = tokio::task::spawn_blocking(move || {
         let mut done: Vec<&Tiers> = Vec::new();
-        let mut evicted = 0;
+        let mut evicted = 0u64;
         for cache in caches(&site) {
             let tiers = cache.tiers();
             if !done.iter().any(|known| std::ptr::eq(*known, tiers)) {
                 done.push(tiers);
-                evicted += tiers.invalidate(&what);
+                evicted += tiers.invalidate(&what).blocks;
             }
         }
         evicted
@@ -228,6 +233,10 @@ fn subject(what: &Selector, site: &Site) -> String {
         Selector::Scope(scope) => format!("the KV of {scope}"),
         Selector::Block(id) => format!("block {}", hex::encode(id.0)),
         Selector::Outdated { by, .. } => format!("KV that depends on {} {}", by.kind, by.name),
+        Selector::Owned { block, of } => format!("block {} of {of}", hex::encode(block.0)),
+        Selector::Blocks(ids) => format!("{} blocks", ids.len()),
+        Selector::Except { what, .. } => return subject(what, site),
+        Selector::Older { model, version } => format!("the KV of {model} below version {version}"),
         Selector::All => "all KV".to_owned(),
     };
     format!("{what} at {}", site.parts.name)
@@ -236,7 +245,7 @@ fn subject(what: &Selector, site: &Site) -> String {
 fn selector(body: EvictBody) -> Result<Selector, RequestError> {
     let several = || RequestError::bad_field("body", "give exactly one of tenant, block, dependency and all");
     match (body.tenant, body.block, body.dependency, body.all) {
-        (Some(tenant), None, None, false) => scope(&tenant).map(Selector::Scope),
+        (Some(tenant), None, None, false) => scope_named(&tenant).map(Selector::Scope),
         (None, Some(block), None, false) => block_id("block", &block).map(Selector::Block),
         (None, None, Some(by), false) => Ok(Selector::Outdated { by, of: None }),
         (None, None, None, true) => Ok(Selector::All),
@@ -244,7 +253,8 @@ fn selector(body: EvictBody) -> Result<Selector, RequestError> {
     }
 }
 
-fn scope(name: &str) -> Result<Scope, RequestError> {
+/// The scope that goes by this name.
+pub(super) fn scope_named(name: &str) -> Result<Scope, RequestError> {
     if name == Scope::PUBLIC {
         return Ok(Scope::Public);
     }
@@ -253,7 +263,7 @@ fn scope(name: &str) -> Result<Scope, RequestError> {
     Ok(Scope::Tenant(tenant))
 }
 
-fn block_id(field: &'static str, text: &str) -> Result<BlockId, RequestError> {
+pub(super) fn block_id(field: &'static str, text: &str) -> Result<BlockId, RequestError> {
     let mut id = [0; 16];
     let refused = |_| RequestError::bad_field(field, "a block's id has 32 hexadecimal digits");
     hex::decode_to_slice(text, &mut id).map_err(refused)?;

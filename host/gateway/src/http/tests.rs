@@ -6,6 +6,7 @@ mod bad_input;
 mod burst;
 mod cancel;
 mod fetch;
+mod invalidate;
 mod kv;
 mod narrowing;
 mod patience;

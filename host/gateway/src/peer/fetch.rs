@@ -6,7 +6,7 @@ use crate::bring::{Attempt, Bringing};
 use crate::copy::Copying;
 use crate::permission::Permission;
 use crate::site::Site;
-use portolan_base::{BlockHash, SiteName, TenantKey};
+use portolan_base::{BlockHash, Provenance, SiteName, TenantKey};
 use portolan_decide::ask::Asker;
 use portolan_decide::{FleetView, InstanceIndex};
 use portolan_policy::Purpose;
@@ -46,7 +46,10 @@ pub(super) async fn fetch_first(
         origin: index_of(site, peer)?,
         asker: Asker::new(parts.clock.as_ref(), &labels, order.request.as_str()),
     };
-    let about = Arc::new(order.provenance());
+    let about = Arc::new(Provenance {
+        model_version: site.model_version(&engine.describe().layout),
+        ..order.provenance()
+    });
     let order = KvOrder {
         purpose,
         ..order.clone()

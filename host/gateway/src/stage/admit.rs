@@ -47,14 +47,16 @@ pub(super) fn admit(
         return Err(RequestError::new(ErrorKind::NotFound, text).with_code("model_not_found"));
     };
     let layout = &model.description.layout;
+    // Taken once: the request finishes on the version it began with.
+    let version = site.model_version(layout);
     let about = Arc::new(Provenance {
         scope: Scope::Tenant(request.tenant.name.clone()),
         model: request.model.clone(),
-        model_version: layout.model_version,
+        model_version: version,
         jurisdiction: request.tenant.jurisdiction.clone(),
         dependencies: request.dependencies.as_slice().into(),
     });
-    let key = site.cache_key(&request.tenant.name, layout, &request.prompt);
+    let key = site.cache_key(&request.tenant.name, (layout, version), &request.prompt);
     let key = match &request.cache_salt {
         Some(salt) => key.salted(salt),
         None => key,

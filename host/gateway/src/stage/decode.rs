@@ -1,6 +1,7 @@
 //! decode: tokens from KV, streamed to the client as text.
 
 use super::journey::{Fault, Journey, Leg};
+use super::valid::stale;
 use crate::answer::{AnswerEvent, Usage};
 use crate::error::RequestError;
 use portolan_decide::Fallback;
@@ -53,7 +54,9 @@ impl Journey {
                     return self.finish(rest, reason, leg);
                 }
                 Some(DecodeEvent::Logits(_)) => {}
-                Some(DecodeEvent::Failed(error)) => return Err(Fault::Engine { instance, error }),
+                Some(DecodeEvent::Failed(error)) => {
+                    return Err(stale(&error).unwrap_or(Fault::Engine { instance, error }));
+                }
                 None => {
                     let error = portolan_ports::EngineError::Broken("the instance went away".to_owned());
                     return Err(Fault::Engine { instance, error });
@@ -139,7 +142,7 @@ impl Journey {
             // What was quantised is good for this answer, and never for one that has to be exact.
             retention: match self.record.kv.quantised {
                 Some(_) => Retention::Drop,
-                None => leg.keep_here,
+                None => self.if_current(leg.keep_here),
             },
             logits: false,
             cancel: leg.cancel.clone(),

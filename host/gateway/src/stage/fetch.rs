@@ -36,13 +36,15 @@ impl Journey {
         self.record.kv.quantised = None;
         let mut brought = Brought::default();
         // What is fetched goes through the instance's cache, and a site that is not resident keeps nothing.
-        if leg.keep_there == Retention::Keep {
+        if leg.keep_there == Retention::Keep && self.may_reuse() {
             match &leg.prefiller {
                 Prefiller::Here(engine) => self.bring(leg, engine, holders).await,
                 Prefiller::At(_) => brought.sources = self.sources(leg, holders),
             }
         }
-        brought.held = leg.decoder.held(&self.key, &self.prefill_tokens());
+        if self.may_reuse() {
+            brought.held = leg.decoder.held(&self.key, &self.prefill_tokens());
+        }
         self.note_stage("fetch", begun);
         brought
     }

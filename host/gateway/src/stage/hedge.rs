@@ -56,7 +56,7 @@ impl Journey {
             about: Arc::clone(&self.about),
             tokens: self.prefill_tokens(),
             held,
-            retention: leg.keep_there,
+            retention: self.if_current(leg.keep_there),
             cancel: leg.cancel.clone(),
         }
     }

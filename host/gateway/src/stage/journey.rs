@@ -12,7 +12,7 @@ use portolan_decide::record::{Fallback, RouteRecord, StageRecord};
 use portolan_decide::{FleetView, InstanceIndex, PathRecord, Placements, RequestPolicies, Route};
 use portolan_policy::{Placement, RouteRow};
 use portolan_ports::{
-    Cancel, CancelOnDrop, Engine, EngineError, InstanceOutcome, KvSetError, Retention, TextError,
+    Cancel, CancelOnDrop, Engine, EngineError, InstanceOutcome, KvSetError, Retention, Stale, TextError,
     TransferError,
 };
 use std::sync::Arc;
@@ -160,6 +160,12 @@ pub(crate) enum Fault {
         /// How long it was given.
         limit: Duration,
     },
+    /// What it would have begun on must not be used any more.
+    #[error("{0}")]
+    Stale(Stale),
+    /// An order ended it.
+    #[error("the request was ended by an invalidation of what it ran on")]
+    Aborted,
     /// KV arrived or was computed, but is not whole.
     #[error("the KV set is not usable: {0}")]
     Kv(#[from] KvSetError),
@@ -178,11 +184,16 @@ impl Fault {
     /// Whether another route may do better. A job no engine can do, a refusal and a client that left are final.
     pub(super) fn may_try_elsewhere(&self) -> bool {
         match self {
-            Self::Cancelled | Self::Refused(_) | Self::EveryRouteFailed(_) | Self::Text(_) => false,
+            Self::Cancelled
+            | Self::Refused(_)
+            | Self::EveryRouteFailed(_)
+            | Self::Text(_)
+            | Self::Aborted => false,
             Self::Engine { error, .. } => !matches!(error, EngineError::BadJob(_) | EngineError::Cancelled),
             Self::InstanceGone(_)
             | Self::Transfer { .. }
             | Self::Slow { .. }
+            | Self::Stale(_)
             | Self::Kv(_)
             | Self::DecodeStalled(..) => true,
         }
@@ -217,6 +228,11 @@ impl Fault {
         let detail = self.to_string();
         match self {
             Self::Refused(error) => error,
+            Self::Aborted => RequestError::new(
+                ErrorKind::Conflict,
+                "what this request ran on was invalidated, with the order to end what runs; send it again",
+            )
+            .with_code("invalidated"),
             Self::Cancelled => RequestError::new(ErrorKind::BadRequest, "the request was cancelled"),
             Self::Engine {
                 error: EngineError::BadJob(why),

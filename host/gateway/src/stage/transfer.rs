@@ -182,6 +182,11 @@ impl Journey {
     ) -> KvOrder {
         let tenant = &self.request.tenant;
         KvOrder {
+            // Whatever the other site has cached, what it has not heard of yet may be about it.
+            as_of: match self.may_reuse() {
+                true => self.site.parts.validity.begin().applied,
+                false => KvOrder::NOTHING_CACHED,
+            },
             request: self.id(),
             tenant: tenant.name.clone(),
             jurisdiction: tenant.jurisdiction.clone(),

@@ -2,7 +2,8 @@
 
 use super::{Entry, PrefixPool};
 use crate::block::{Kept, PoolBlock};
-use portolan_base::{BlockId, Dependency, Moment, Provenance, Scope};
+use portolan_base::{BlockId, Bytes, Dependency, ModelName, Moment, Provenance, Scope};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Which blocks an order is about.
@@ -14,12 +15,35 @@ pub enum Selector {
     Scope(Scope),
     /// One.
     Block(BlockId),
+    /// One, where it is this scope's; what was computed on top of it, as far as that is.
+    Owned {
+        /// Which.
+        block: BlockId,
+        /// Whose it has to be.
+        of: Scope,
+    },
     /// Those that depend on a thing at another version than the one it has from now on.
     Outdated {
         /// The thing and its version.
         by: Dependency,
         /// Whose blocks; none: everyone's.
         of: Option<Scope>,
+    },
+    /// These.
+    Blocks(Arc<HashSet<BlockId>>),
+    /// Those that another order is about, but for some scopes'.
+    Except {
+        /// The other order.
+        what: Box<Selector>,
+        /// Whose it is not about.
+        but: Arc<[Scope]>,
+    },
+    /// Those that a model computed at a version below this one.
+    Older {
+        /// Which model.
+        model: ModelName,
+        /// The lowest version that stays.
+        version: u64,
     },
 }
 
@@ -28,6 +52,9 @@ impl Selector {
     pub fn covers<K>(&self, block: &PoolBlock<K>) -> bool {
         match self {
             Self::Block(id) => block.id == *id,
+            Self::Blocks(ids) => ids.contains(&block.id),
+            Self::Except { what, but } => !but.contains(&block.about.scope) && what.covers(block),
+            Self::Owned { block: id, of } => block.id == *id && block.about.scope == *of,
             _ => self.covers_some_of(&block.about),
         }
     }
@@ -36,8 +63,10 @@ impl Selector {
     /// one block.
     pub fn covers_some_of(&self, about: &Provenance) -> bool {
         match self {
-            Self::All | Self::Block(_) => true,
-            Self::Scope(scope) => about.scope == *scope,
+            Self::All | Self::Block(_) | Self::Blocks(_) => true,
+            Self::Except { what, but } => !but.contains(&about.scope) && what.covers_some_of(about),
+            Self::Scope(scope) | Self::Owned { of: scope, .. } => about.scope == *scope,
+            Self::Older { model, version } => about.model == *model && about.model_version < *version,
             Self::Outdated { by, of } => {
                 let mut on = about.dependencies.iter();
                 of.as_ref().is_none_or(|of| about.scope == *of)
@@ -53,20 +82,55 @@ impl<K: Kept> PrefixPool<K> {
     ///
     /// Costs O(log n) for each block that goes, whatever else the pool holds.
     pub fn invalidate(&mut self, what: &Selector) -> Vec<Arc<PoolBlock<K>>> {
-        let roots: Vec<BlockId> = match what {
+        self.forget(&self.roots(what))
+    }
+
+    /// What [`invalidate`](Self::invalidate) would forget, and what [`forget`](Self::forget) would of `others`, with what
+    /// each counts against the budget.
+    pub fn would_forget(&self, what: &Selector, others: &[BlockId]) -> Vec<(BlockId, Bytes)> {
+        let (mut met, mut found) = (HashSet::new(), Vec::new());
+        let mut open = self.roots(what);
+        open.extend_from_slice(others);
+        while let Some(id) = open.pop() {
+            if met.insert(id) {
+                open.extend(self.children.get(&id).into_iter().flatten().copied());
+                found.extend(self.entries.get(&id).map(|entry| (id, entry.block.size())));
+            }
+        }
+        found
+    }
+
+    /// The blocks that an order names, without those computed on top of them.
+    fn roots(&self, what: &Selector) -> Vec<BlockId> {
+        match what {
             Selector::All => self.entries.keys().copied().collect(),
             Selector::Scope(scope) => {
                 let part = self.tenants.find(scope);
                 part.into_iter().flat_map(|part| &part.blocks).copied().collect()
             }
             Selector::Block(id) => vec![*id],
+            Selector::Owned { block, of } => {
+                let on_top = self.children.get(block).into_iter().flatten();
+                let named = std::iter::once(block).chain(on_top);
+                named.filter(|id| self.is_of(id, of)).copied().collect()
+            }
             Selector::Outdated { by, of } => {
                 let mut ids = self.dependants.outdated(by);
                 ids.retain(|id| of.as_ref().is_none_or(|of| self.is_of(id, of)));
                 ids
             }
-        };
-        self.forget(&roots)
+            Selector::Blocks(ids) => ids.iter().copied().collect(),
+            Selector::Except { what, but } => {
+                let mut ids = self.roots(what);
+                ids.retain(|id| !but.iter().any(|scope| self.is_of(id, scope)));
+                ids
+            }
+            // Of the one model of an instance's pool: nearly everything goes.
+            Selector::Older { .. } => {
+                let old = self.entries.values().filter(|entry| what.covers(&entry.block));
+                old.map(|entry| entry.block.id).collect()
+            }
+        }
     }
 
     /// Forgets blocks and what was computed on top of them, also where a block itself is kept elsewhere.

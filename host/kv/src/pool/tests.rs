@@ -335,3 +335,73 @@ fn what_was_used_last_is_handed_on_first_and_its_beginning_before_it() {
     assert!(pool.handed(&id(&[9])).is_none());
     assert_eq!(pool.blocks(), 5, "they stay");
 }
+
+#[test]
+fn orders_of_a_scope_and_orders_but_for_some_scopes() {
+    let about = |tenant: &str| Provenance {
+        dependencies: [Dependency {
+            kind: "document".to_owned(),
+            name: "d".to_owned(),
+            version: "1".to_owned(),
+        }]
+        .into(),
+        ..Provenance::of(TenantName::new(tenant).unwrap(), ModelName::new("m").unwrap(), 1)
+    };
+    let block = |n: u8, parent: Option<u8>, tenant: &str| PoolBlock {
+        id: BlockId([n; 16]),
+        parent: parent.map(|n| BlockId([n; 16])),
+        hashes: Vec::new(),
+        about: Arc::new(about(tenant)),
+        rebuild: Duration::from_millis(1),
+        kv: BlockKv::default(),
+    };
+    let fresh = || {
+        let mut pool = PrefixPool::new(PoolConfig::of(Bytes(1 << 20)));
+        for (n, parent, tenant) in [
+            (1, None, "a"),
+            (2, Some(1), "a"),
+            (3, None, "b"),
+            (4, Some(3), "b"),
+        ] {
+            assert!(pool.insert(block(n, parent, tenant), Moment(0)).added);
+        }
+        pool
+    };
+    let scope = |tenant: &str| Scope::Tenant(TenantName::new(tenant).unwrap());
+    let goes = |what: &Selector| {
+        let mut pool = fresh();
+        let would = pool.would_forget(what, &[]).len();
+        let gone = pool.invalidate(what);
+        assert_eq!(would, gone.len());
+        let mut ids: Vec<u8> = gone.iter().map(|block| block.id.0[0]).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let owned = |n: u8, tenant| Selector::Owned {
+        block: BlockId([n; 16]),
+        of: scope(tenant),
+    };
+    assert_eq!(goes(&owned(1, "a")), [1, 2]);
+    assert!(goes(&owned(1, "b")).is_empty());
+    let outdated = Selector::Outdated {
+        by: Dependency {
+            kind: "document".to_owned(),
+            name: "d".to_owned(),
+            version: "2".to_owned(),
+        },
+        of: None,
+    };
+    let but = |tenant| Selector::Except {
+        what: Box::new(outdated.clone()),
+        but: [scope(tenant)].into(),
+    };
+    assert_eq!(goes(&but("a")), [3, 4]);
+    assert!(!but("a").covers(&block(1, None, "a")) && but("b").covers(&block(1, None, "a")));
+    let these = Selector::Blocks(Arc::new([BlockId([2; 16]), BlockId([3; 16])].into()));
+    assert_eq!(goes(&these), [2, 3, 4]);
+    let older = Selector::Older {
+        model: ModelName::new("m").unwrap(),
+        version: 2,
+    };
+    assert_eq!(goes(&older), [1, 2, 3, 4]);
+}

@@ -34,7 +34,7 @@ impl BlockWindow {
 }
 
 /// The longest usable prefix of a prompt, as blocks with their places in it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct HeldBlocks<K = BlockKv> {
     /// Blocks that the prefix is long.
     pub len: usize,

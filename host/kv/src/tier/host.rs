@@ -5,7 +5,7 @@ use crate::block::PoolBlock;
 use crate::index::Tier;
 use crate::pool::{Parents, PoolConfig, PrefixPool, Selector};
 use parking_lot::Mutex;
-use portolan_base::{BlockId, Moment, Scope};
+use portolan_base::{BlockId, Bytes, Moment, Scope};
 use std::sync::Arc;
 
 /// A pool in host memory. A block that is read moves out: whoever reads it holds it from then on, and demotes it again.
@@ -59,6 +59,10 @@ impl BlockTier for HostTier {
         let mut gone = pool.invalidate(what);
         gone.extend(pool.forget(above));
         gone.iter().map(|block| block.as_ref().into()).collect()
+    }
+
+    fn would_forget(&self, what: &Selector, above: &[BlockId]) -> Vec<(BlockId, Bytes)> {
+        self.0.lock().would_forget(what, above)
     }
 
     fn expire(&self, now: Moment) -> Vec<Left> {

@@ -2,7 +2,8 @@
 
 use crate::block::PoolBlock;
 use crate::pool::Selector;
-use std::collections::VecDeque;
+use portolan_base::{ModelName, Provenance};
+use std::collections::{HashMap, VecDeque};
 
 /// Orders remembered. A block is on its way for as long as a prefill or a read lasts, seconds at most; one that was on
 /// its way through more orders than these is not taken.
@@ -17,6 +18,9 @@ pub struct Epoch(u64);
 pub(super) struct Orders {
     latest: VecDeque<Selector>,
     given: u64,
+    /// The lowest version of each model that may be kept. A request that began with an older one finishes with it, and
+    /// leaves nothing.
+    versions: HashMap<ModelName, u64>,
 }
 
 impl Orders {
@@ -26,6 +30,14 @@ impl Orders {
 
     pub(super) fn note(&mut self, what: Selector) {
         self.given += 1;
+        if let Selector::Older { model, version } = &what {
+            let lowest = self.versions.entry(model.clone()).or_default();
+            *lowest = (*lowest).max(*version);
+        }
+        if what == Selector::All {
+            // Whoever begins anew learns the versions anew.
+            self.versions.clear();
+        }
         self.latest.push_back(what);
         if self.latest.len() > ORDERS_MAX {
             self.latest.pop_front();
@@ -34,13 +46,18 @@ impl Orders {
 
     /// Whether no order since `epoch` is about the block.
     pub(super) fn allow<K>(&self, block: &PoolBlock<K>, epoch: Epoch) -> bool {
+        let version = self.versions.get(&block.about.model);
+        version.is_none_or(|lowest| block.about.model_version >= *lowest)
+            && self.none_since(epoch, |order| order.covers(block))
+    }
+
+    /// Whether no order since `epoch` is, or may be, about KV of which only this is known.
+    pub(super) fn spare(&self, about: &Provenance, epoch: Epoch) -> bool {
+        self.none_since(epoch, |order| order.covers_some_of(about))
+    }
+
+    fn none_since(&self, epoch: Epoch, is_about: impl Fn(&Selector) -> bool) -> bool {
         let since = usize::try_from(self.given - epoch.0).unwrap_or(usize::MAX);
-        since <= self.latest.len()
-            && !self
-                .latest
-                .iter()
-                .rev()
-                .take(since)
-                .any(|order| order.covers(block))
+        since <= self.latest.len() && !self.latest.iter().rev().take(since).any(is_about)
     }
 }

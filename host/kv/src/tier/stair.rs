@@ -2,18 +2,22 @@
 
 use super::log::Orders;
 use super::worth::{Lying, Reading, worth_reading};
-use super::{BlockTier, Epoch, Left};
+use super::{BlockTier, Epoch, Forgotten, Left};
 use crate::block::PoolBlock;
 use crate::pool::{Reuse, Selector};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use portolan_base::{BlockId, Moment, Scope};
+use portolan_base::{BlockId, Bytes, Moment, Provenance, Scope};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A pool above the tiers: an instance's own.
 pub trait Top: Send + Sync {
     /// Forgets blocks and those computed on top of them or of `others`, and tells its listeners; returns what went.
-    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId>;
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<Left>;
+
+    /// What [`invalidate`](Self::invalidate) would forget, with what each counts against the budget.
+    fn would_forget(&self, what: &Selector, others: &[BlockId]) -> Vec<(BlockId, Bytes)>;
 
     /// Tells its listeners that these blocks lie in no tier any more, but for those it holds itself.
     fn left(&self, blocks: &[Left]);
@@ -26,9 +30,15 @@ pub trait Top: Send + Sync {
 /// is in nobody's pool meanwhile (being computed, being read) is held against the orders since it began, when it
 /// arrives. So no block outlives an order that is about it.
 ///
+/// Nothing is given out after the moment up to which the site knows all orders ([`Tiers::trust_until`]): what lies here
+/// may be what an order was about that has not come yet. Blocks may arrive all the same; the order, when it comes, finds
+/// them.
+///
 /// Locks are taken in one order: this one, an instance's pool, then tiers from the top down.
 #[derive(Default)]
 pub struct Tiers {
+    /// [`Moment`] up to which what lies here may be used, plus one so that the default is for ever: zero.
+    trusted: AtomicU64,
     tiers: Vec<Arc<dyn BlockTier>>,
     tops: Mutex<Vec<Weak<dyn Top>>>,
     orders: RwLock<Orders>,
@@ -97,6 +107,11 @@ impl Open<'_> {
     pub fn allows<K>(&self, block: &PoolBlock<K>, epoch: Epoch) -> bool {
         self.0.allow(block, epoch)
     }
+
+    /// Whether no order since `epoch` is, or may be, about KV of which only this is known.
+    pub fn is_untouched(&self, about: &Provenance, epoch: Epoch) -> bool {
+        self.0.spare(about, epoch)
+    }
 }
 
 impl Tiers {
@@ -123,6 +138,19 @@ impl Tiers {
     /// The position in the sequence of orders at which a block begins its way.
     pub fn epoch(&self) -> Epoch {
         self.orders.read().epoch()
+    }
+
+    /// What lies here may be used up to a moment, and not from it on. For ever where this was never called.
+    pub fn trust_until(&self, moment: Moment) {
+        self.trusted.store(moment.0.saturating_add(1), Ordering::Release);
+    }
+
+    /// Whether what lies here may be used.
+    pub fn is_trusted(&self, now: Moment) -> bool {
+        match self.trusted.load(Ordering::Acquire) {
+            0 => true,
+            until => now.0.saturating_add(1) < until,
+        }
     }
 
     /// Lets blocks move until the answer is dropped.
@@ -159,6 +187,9 @@ impl Tiers {
 
     /// What lies below of a prompt of which the first `held` blocks are held above, and counts what was asked for.
     pub fn below(&self, chain: &[BlockId], held: usize, scope: &Scope, now: Moment) -> Below {
+        if !self.is_trusted(now) {
+            return Below::default();
+        }
         let readings: Vec<_> = self.tiers.iter().map(|tier| tier.reading()).collect();
         let mut run = Vec::new();
         let mut hits = vec![0; self.tiers.len()];
@@ -188,31 +219,61 @@ impl Tiers {
 
     /// One block that was found below.
     pub fn read(&self, found: &Found, now: Moment) -> Option<Arc<PoolBlock>> {
+        if !self.is_trusted(now) {
+            return None;
+        }
         self.tiers.get(found.tier)?.read(&found.id, now)
     }
 
-    /// Forgets blocks in all pools and tiers, and what was computed on top of them; returns how many copies went. None
+    /// Forgets blocks in all pools and tiers, and what was computed on top of them; returns how much went. None
     /// can be found when this returns, nor after a restart.
-    pub fn invalidate(&self, what: &Selector) -> usize {
+    pub fn invalidate(&self, what: &Selector) -> Forgotten {
         let mut orders = self.orders.write();
         orders.note(what.clone());
         let (mut gone, mut left) = (Vec::<BlockId>::new(), Vec::new());
+        let mut forgotten = Forgotten::default();
+        let mut count = |gone: &mut Vec<BlockId>, here: &[Left]| {
+            here.iter().for_each(|block| forgotten.add(block.size));
+            gone.extend(here.iter().map(|block| block.id));
+        };
         for top in self.tops() {
-            gone.extend(top.invalidate(what, &[]));
+            count(&mut gone, &top.invalidate(what, &[]));
         }
         for tier in &self.tiers {
             let here = tier.invalidate(what, &gone);
-            gone.extend(here.iter().map(|block| block.id));
+            count(&mut gone, &here);
             left.extend(here);
         }
         // A block may be held above whose parent lay below.
         for top in self.tops() {
-            let above = top.invalidate(&Selector::Block(NO_BLOCK), &gone);
-            gone.extend(above);
+            count(
+                &mut gone.clone(),
+                &top.invalidate(&Selector::Block(NO_BLOCK), &gone),
+            );
         }
         drop(orders);
         self.left(&left);
-        gone.len()
+        forgotten
+    }
+
+    /// What [`invalidate`](Self::invalidate) would forget. Waits for nothing and changes nothing.
+    pub fn would_forget(&self, what: &Selector) -> Forgotten {
+        let mut ids = Vec::<BlockId>::new();
+        let mut forgotten = Forgotten::default();
+        let tops = self.tops();
+        for top in &tops {
+            ids.extend(top.would_forget(what, &[]).iter().map(|(id, _)| *id));
+        }
+        for tier in &self.tiers {
+            let here = tier.would_forget(what, &ids);
+            here.iter().for_each(|(_, size)| forgotten.add(*size));
+            ids.extend(here.iter().map(|(id, _)| *id));
+        }
+        for top in &tops {
+            let here = top.would_forget(what, &ids);
+            here.iter().for_each(|(_, size)| forgotten.add(*size));
+        }
+        forgotten
     }
 
     /// Forgets what nobody used for too long.

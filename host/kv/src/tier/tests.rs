@@ -63,12 +63,18 @@ struct Above {
 }
 
 impl Top for Above {
-    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId> {
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<Left> {
+        let gone = self.would_forget(what, others);
+        let goes = |b: &PoolBlock| gone.iter().any(|(id, _)| *id == b.id);
         let mut holds = self.holds.lock();
-        let goes = |b: &PoolBlock| what.covers(b) || b.parent.is_some_and(|parent| others.contains(&parent));
-        let gone: Vec<_> = holds.iter().filter(|b| goes(b)).map(|b| b.id).collect();
-        holds.retain(|b| !gone.contains(&b.id));
-        gone
+        let left = holds.iter().filter(|b| goes(b)).map(Left::from).collect();
+        holds.retain(|b| !goes(b));
+        left
+    }
+    fn would_forget(&self, what: &Selector, others: &[BlockId]) -> Vec<(BlockId, Bytes)> {
+        let holds = self.holds.lock();
+        let goes = |b: &&PoolBlock| what.covers(b) || b.parent.is_some_and(|parent| others.contains(&parent));
+        holds.iter().filter(goes).map(|b| (b.id, b.size())).collect()
     }
     fn left(&self, blocks: &[Left]) {
         self.left.lock().extend_from_slice(blocks);
@@ -123,7 +129,8 @@ fn an_order_reaches_pools_tiers_and_what_is_on_its_way() {
     above.holds.lock().push(block(1));
     tiers.demote(Arc::new(block(2)), &tiers.open(), NOW);
     let (epoch, on_its_way) = (tiers.epoch(), block(3));
-    assert_eq!(tiers.invalidate(&outdated("2")), 2);
+    assert_eq!(tiers.would_forget(&outdated("2")).blocks, 2);
+    assert_eq!(tiers.invalidate(&outdated("2")).blocks, 2);
     assert_eq!(tier.usage().blocks, 0);
     assert!(above.holds.lock().is_empty());
     assert!(!tiers.open().allows(&on_its_way, epoch));
@@ -152,7 +159,12 @@ fn what_was_computed_on_top_of_a_forgotten_block_goes_wherever_it_lies() {
     // Blocks 1 and 3 above, 2 below.
     above.holds.lock().extend([block(1), block(3)]);
     tiers.demote(Arc::new(block(2)), &tiers.open(), NOW);
-    assert_eq!(tiers.invalidate(&Selector::Block(id(1))), 3);
+    let (would, did) = (
+        tiers.would_forget(&Selector::Block(id(1))),
+        tiers.invalidate(&Selector::Block(id(1))),
+    );
+    assert_eq!((would, did.blocks), (did, 3));
+    assert_eq!(did.bytes, Bytes(3 * block(1).size().0));
     assert!(above.holds.lock().is_empty() && tier.usage().blocks == 0);
 }
 
@@ -191,4 +203,31 @@ fn reading_is_chosen_where_it_is_cheaper_and_a_prefix_may_end() {
         a_mib: Duration::from_millis(9),
     };
     assert_eq!(by_size.time(Bytes(1 << 21)), Duration::from_millis(18));
+}
+
+#[test]
+fn what_is_not_trusted_is_not_given_and_what_is_too_old_is_not_taken() {
+    let tier = host(9);
+    let tiers = Tiers::new(vec![tier.clone()]);
+    tiers.demote(Arc::new(block(1)), &tiers.open(), NOW);
+    let below = |now| ids(&tiers.below(&[id(1)], 0, &block(1).about.scope, now));
+    assert_eq!(below(Moment(u64::MAX)), 1, "where nobody says otherwise");
+    tiers.trust_until(Moment(5));
+    assert_eq!((below(Moment(4)), below(Moment(5))), (1, 0));
+    tiers.trust_until(Moment(0));
+    assert_eq!(below(Moment(0)), 0);
+    tiers.trust_until(Moment(9));
+
+    let older = |version| Selector::Older {
+        model: block(1).about.model.clone(),
+        version,
+    };
+    assert_eq!(tiers.invalidate(&older(1)).blocks, 0);
+    assert_eq!(tiers.would_forget(&older(2)).blocks, 1);
+    assert_eq!(tiers.invalidate(&older(2)).blocks, 1);
+    assert!(
+        !tiers.open().allows(&block(1), tiers.epoch()),
+        "a request that began before finishes"
+    );
+    assert_eq!(below(Moment(4)), 0);
 }

@@ -9,14 +9,14 @@ use crate::config::{
 };
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
 use portolan_engine::{LoadError, LoadedModel, ModelFiles, load_model};
-use portolan_fleet::{Topology, TopologyError};
+use portolan_fleet::{OpenControlError, Topology, TopologyError};
 use portolan_gateway::PublicPrefixes;
 use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
 use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
-    ChatMessage, EngineDescription, EngineError, KeyRecord, MemoryState, PolicyState, PolicyStore, Principal,
-    StateQuota, StoreError, TenantRecord, TextError, TextModel,
+    ChatMessage, ControlStream, EngineDescription, EngineError, KeyRecord, MemoryState, PolicyState,
+    PolicyStore, Principal, StateQuota, StoreError, TenantRecord, TextError, TextModel,
 };
 use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
@@ -93,6 +93,9 @@ pub enum HostError {
         /// Why.
         source: TextError,
     },
+    /// The control stream cannot be used.
+    #[error(transparent)]
+    Control(#[from] OpenControlError),
     /// KV cannot be kept on disk.
     #[error(transparent)]
     Disk(portolan_disk::DiskError),
@@ -137,6 +140,8 @@ pub(super) struct Shared {
     pub(super) desk: Arc<PolicyDesk>,
     pub(super) models: BTreeMap<ModelName, Model>,
     pub(super) bus: HostBus,
+    /// The one order of invalidations; none where no stream reaches all sites.
+    pub(super) control: Option<Arc<dyn ControlStream>>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) random: Arc<dyn Random>,
     pub(super) secrets: Secrets,

@@ -1,6 +1,7 @@
 //! One running site: engines, transport, gateway, agent.
 
 use super::as_port;
+use super::following::Following;
 use super::parts::{HostError, Model, Shared};
 use super::tiers::{self, SiteTiers};
 use super::tls::{self, Renewal};
@@ -14,7 +15,7 @@ use portolan_fleet::warm_up::until_warm;
 use portolan_fleet::{Agent, Chart, Farewell, Telling};
 use portolan_gateway::peer::PeerService;
 use portolan_gateway::{ServedBy, ServedModel, Site, SiteParts};
-use portolan_ports::{Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
+use portolan_ports::{AlwaysValid, Engine, Fleet, KvOrder, KvSource, PieceSink, PolicyStore, PrefillReport};
 use portolan_transport::{Admission, SiteTransport, TcpInfo, TransportConfig, TransportParts};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -43,6 +44,8 @@ pub struct RunningSite {
     tiers: SiteTiers,
     transport: Arc<SiteTransport>,
     peers: Arc<LateSource>,
+    /// Follows the control stream, from before the doors open.
+    following: Option<Following>,
     gateway: Option<Arc<Site>>,
     renewal: Option<Renewal>,
     /// Instances that are being warmed up.
@@ -58,6 +61,8 @@ impl RunningSite {
     /// Starts the engines and binds the ports; nothing is served yet.
     pub(super) async fn prepare(config: &SiteConfig, shared: &Shared) -> Result<Self, HostError> {
         let tiers = tiers::open(config, shared).await?;
+        // Before anything that could use what lies in a tier.
+        let following = Following::start(config, shared, &tiers.all);
         let engines = start_engines(config, shared, &tiers).await?;
         let warming = warm_up(config, &engines);
         let listener = TcpListener::bind(config.listen).await;
@@ -86,6 +91,7 @@ impl RunningSite {
             tiers,
             transport: Arc::new(transport),
             peers,
+            following,
             gateway: None,
             renewal,
             warming,
@@ -153,11 +159,18 @@ impl RunningSite {
             timeouts: shared.config.timeouts(),
             retries: shared.config.retry_budget(),
             exact: shared.exact.clone(),
+            validity: self
+                .following
+                .as_ref()
+                .map_or_else(|| Arc::new(AlwaysValid) as _, Following::validity),
             replicate: shared.config.kv.replicate.map(|replicate| replicate.rules()),
             prewarm: shared.config.kv.prewarm.map(|prewarm| prewarm.rules()),
         });
         shared.live.reach(&gateway, &self.transport);
         gateway.set_recovery(shared.recovery.doors());
+        if let Some(following) = &self.following {
+            following.attach(&gateway);
+        }
         self.peers.set(PeerService::new(&gateway));
         if let Some(listener) = self.listener.take() {
             let stop = Arc::clone(&self.stop);
@@ -177,6 +190,9 @@ impl RunningSite {
     /// Waits for the instances that are being warmed up, at most [`WARM_UP`]. Before any site opens: sites that open one
     /// after the other miss each other's first word.
     pub(super) async fn wait_until_warm(&mut self) {
+        if let Some(following) = &self.following {
+            following.caught_up(&self.name).await;
+        }
         let until = tokio::time::Instant::now() + WARM_UP;
         for (instance, mut warming) in std::mem::take(&mut self.warming) {
             if tokio::time::timeout_at(until, warming.join_next()).await.is_err() {
@@ -236,6 +252,9 @@ impl RunningSite {
         let engines = self.engines.values().cloned().collect();
         let until = until.max(Instant::now() + WRITE_LEAST);
         std::mem::take(&mut self.tiers).write_down(engines, until).await;
+        if let Some(following) = &self.following {
+            following.write_down();
+        }
         self.kill().await;
     }
 
@@ -246,6 +265,9 @@ impl RunningSite {
         }
         self.transport.shutdown().await;
         self.tasks.shutdown().await;
+        if let Some(following) = self.following.take() {
+            following.stop().await;
+        }
     }
 
     fn served_models(

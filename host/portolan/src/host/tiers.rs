@@ -3,12 +3,13 @@
 use super::parts::{HostError, Shared};
 use super::spill;
 use crate::config::SiteConfig;
-use portolan_base::{Bytes, Clock, ModelName};
+use portolan_base::kv::LandingId;
+use portolan_base::{Bytes, Clock, ModelName, Provenance};
 use portolan_disk::{DiskConfig, DiskLanding, DiskTier, Realm};
 use portolan_engine::LoadedModel;
 use portolan_kv::PoolBlock;
 use portolan_kv::tier::{BlockTier, HostTier, Tiers};
-use portolan_ports::{Engine, Landing};
+use portolan_ports::{Engine, LandedSet, Landing};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,8 +24,13 @@ pub(super) struct SiteTiers {
 impl SiteTiers {
     /// Where transfers land that a poor link cuts; none without a disk.
     pub(super) fn landing(&self, clock: Arc<dyn Clock>) -> Option<Arc<dyn Landing>> {
-        let landing =
-            || -> Arc<dyn Landing> { Arc::new(DiskLanding::new(self.disks.iter().cloned(), clock)) };
+        let landing = || -> Arc<dyn Landing> {
+            Arc::new(TrustedLanding {
+                disks: DiskLanding::new(self.disks.iter().cloned(), Arc::clone(&clock)),
+                tiers: Arc::clone(&self.all),
+                clock,
+            })
+        };
         (!self.disks.is_empty()).then(landing)
     }
 
@@ -65,6 +71,20 @@ impl SiteTiers {
         for tier in self.all.each() {
             tier.hand_down(&mut take);
         }
+    }
+}
+
+/// Where transfers land, as long as what lies there may be used: an order that has not come yet may be about it.
+struct TrustedLanding {
+    disks: DiskLanding,
+    tiers: Arc<Tiers>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Landing for TrustedLanding {
+    fn open(&self, set: LandingId, about: Arc<Provenance>) -> Option<Arc<dyn LandedSet>> {
+        let is_trusted = self.tiers.is_trusted(self.clock.now());
+        is_trusted.then(|| self.disks.open(set, about)).flatten()
     }
 }
 

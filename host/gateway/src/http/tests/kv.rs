@@ -63,11 +63,14 @@ fn block(n: u8, parent: Option<u8>, scope: Scope, size: usize) -> PoolBlock {
 }
 
 impl Top for Cache {
-    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<BlockId> {
+    fn would_forget(&self, what: &Selector, others: &[BlockId]) -> Vec<(BlockId, Bytes)> {
+        self.pool.lock().would_forget(what, others)
+    }
+    fn invalidate(&self, what: &Selector, others: &[BlockId]) -> Vec<Left> {
         let mut pool = self.pool.lock();
         let mut gone = pool.invalidate(what);
         gone.extend(pool.forget(others));
-        gone.iter().map(|block| block.id).collect()
+        gone.iter().map(|block| block.as_ref().into()).collect()
     }
     fn left(&self, _: &[Left]) {}
 }

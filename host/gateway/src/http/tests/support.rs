@@ -190,6 +190,7 @@ impl App {
             retries,
             exact: ExactKv::default(),
             prewarm: None,
+            validity: Arc::new(portolan_ports::AlwaysValid),
             replicate: Some(ReplicaRules {
                 asks: 3,
                 window: Duration::from_secs(3600),

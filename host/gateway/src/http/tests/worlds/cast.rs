@@ -153,7 +153,9 @@ impl World {
                     let name = TenantName::new(&format!("t{tenant}")).unwrap();
                     let tokens: Arc<[u32]> = prompt()[..PROMPT as usize - 1].into();
                     let layout = &node.engine.describe().layout;
-                    let key = node.site.cache_key(&name, layout, &tokens);
+                    let key = node
+                        .site
+                        .cache_key(&name, (layout, layout.model_version), &tokens);
                     node.engine.fill(key, tokens).await;
                 }
             }
@@ -363,6 +365,7 @@ fn build(rules: &Rules, bound: &[u32], dice: &mut Dice, log: &Arc<Log>) -> Arc<V
             timeouts: Default::default(),
             retries: Default::default(),
             exact: ExactKv::default(),
+            validity: Arc::new(portolan_ports::AlwaysValid),
             replicate: Some(ReplicaRules {
                 asks: 1,
                 window: Duration::from_secs(3600),
@@ -416,6 +419,7 @@ fn view(rules: &Rules, dice: &mut Dice) -> FleetView {
         model: 0,
         role: Role::Both,
         standing: Standing::Ready,
+        serving: Default::default(),
         prefill_queued_requests: 0,
         prefill_queued_tokens: 0,
         decode_running: 0,
