@@ -223,7 +223,11 @@ async fn a_publishers_messages_come_in_order(line: Option<Line>) {
                 BusMessage::Prefixes(told) => {
                     summaries.push(told.summary[..].try_into().map(u64::from_le_bytes).unwrap())
                 }
-                BusMessage::SnapshotWanted(_) | BusMessage::Visits(_) | BusMessage::Applied(_) => {}
+                BusMessage::SnapshotWanted(_)
+                | BusMessage::Visits(_)
+                | BusMessage::Applied(_)
+                | BusMessage::EffectWanted(_)
+                | BusMessage::Effect(_) => {}
             }
         }
     };

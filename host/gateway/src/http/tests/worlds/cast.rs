@@ -413,7 +413,6 @@ fn names(rules: &Rules) -> NameTables {
 fn view(rules: &Rules, dice: &mut Dice) -> FleetView {
     let count = rules.sites.len() as u32;
     let mut instance = |at: u32| InstanceView {
-        serving: Default::default(),
         name: InstanceName::new("e1").unwrap(),
         site: SiteIndex(at),
         model: 0,
