@@ -240,14 +240,18 @@ fn a_tenants_policy_decides_what_a_change_kills_of_its_own() {
 #[test]
 fn an_order_may_end_the_requests_that_run_on_it() {
     let world = world(|_| {});
-    let body = Ask::tokens(&prompt(1)).local().max(1500).body(false);
+    // Eight answers at a time: it goes on for seconds.
+    let mut body = Ask::tokens(&prompt(1)).local().max(1500).body(false);
+    body["n"] = json!(8);
     let client = world.client(ACME);
     let running = std::thread::spawn(move || client.post("/v1/completions", &body));
     let gateway = world.host.site("paris").unwrap().gateway().unwrap();
     world.wait("it decodes", || {
         let engines = gateway.parts.engines.values();
-        engines.map(|engine| engine.load().decode_running).sum::<u32>() > 0
+        let decoding = engines.map(|engine| engine.load().decode_running).sum::<u32>() > 0;
+        decoding || running.is_finished()
     });
+    assert!(!running.is_finished(), "{:?}", running.join());
     invalidate(
         &world,
         ADMIN,

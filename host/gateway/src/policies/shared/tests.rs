@@ -56,6 +56,7 @@ fn pins_and_stops_hold_everywhere() {
     catch_up(&virginia, &shared);
     let refused = virginia.desk.upload(upload(routing(), "ok:2"), &by());
     assert!(matches!(refused, Err(DeskError::Pinned { .. })), "{refused:?}");
+    virginia.desk.unpin(&routing(), &by()).unwrap();
     virginia.desk.disable(&routing(), &by()).unwrap();
     catch_up(&paris, &shared);
     assert!(paris.desk.rollout(&routing()).unwrap().disabled.is_some());
