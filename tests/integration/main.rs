@@ -6,6 +6,7 @@
 
 mod ahead;
 mod cold_start;
+mod engines;
 mod fetch;
 mod fetch_abroad;
 mod first_light;
