@@ -220,7 +220,7 @@ fn a_policy_bound_at_one_process_answers_at_every_other() {
     });
     let refused = push(&fleet, "paris", "round-robin").unwrap_err().to_string();
     assert!(refused.contains("503"), "{refused}");
-    assert_eq!(bound(&fleet, "paris"), Some(third.clone()));
+    assert_eq!(bound(&fleet, "paris"), Some(third));
     fleet.nats.restart().unwrap();
     fleet.wait("it is back", |fleet| fleet.states("paris")["virginia"] == "up");
     let fourth = push(&fleet, "virginia", "round-robin").unwrap();

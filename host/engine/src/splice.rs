@@ -320,7 +320,7 @@ mod tests {
             set.insert(name.clone(), value);
             let spliced = splice(&body, &[Edit::Set(&name, text)]).unwrap();
             prop_assert_eq!(serde_json::from_slice::<Map<String, Value>>(&spliced).unwrap(), set);
-            let mut removed = object.clone();
+            let mut removed = object;
             removed.remove(&name);
             let spliced = splice(&body, &[Edit::Remove(&name)]).unwrap();
             prop_assert_eq!(serde_json::from_slice::<Map<String, Value>>(&spliced).unwrap(), removed);

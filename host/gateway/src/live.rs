@@ -96,9 +96,10 @@ impl Site {
     /// Changes it.
     pub fn apply(&self, live: Live) {
         self.records.keep(live.tracing);
-        let before = self.live.swap(Arc::new(live.clone()));
-        if before.retries != live.retries {
-            *self.retries.lock() = RetryBudget::new(live.retries);
+        let retries = live.retries;
+        let before = self.live.swap(Arc::new(live));
+        if before.retries != retries {
+            *self.retries.lock() = RetryBudget::new(retries);
         }
     }
 }

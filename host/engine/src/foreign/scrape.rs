@@ -45,7 +45,7 @@ pub(super) fn scrape(make: Make, page: &str) -> Scraped {
         };
         match (make, name) {
             (Make::Vllm, "num_requests_waiting") | (Make::LlamaCpp, "requests_deferred") => {
-                scraped.waiting += value
+                scraped.waiting += value;
             }
             (Make::Vllm, "num_requests_running") | (Make::LlamaCpp, "requests_processing") => {
                 scraped.running += value;

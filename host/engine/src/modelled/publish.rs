@@ -165,20 +165,26 @@ fn message<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
 /// `[seconds, [event, …], rank]`. Writing to memory cannot fail.
 fn batch(seconds: f64, changes: &[Change], block_tokens: u32) -> Vec<u8> {
     let mut out = Vec::new();
-    drop(write_array_len(&mut out, 3));
-    drop(write_f64(&mut out, seconds));
-    drop(write_array_len(&mut out, changes.len() as u32));
+    write_array_len(&mut out, 3).ok();
+    write_f64(&mut out, seconds).ok();
+    write_array_len(&mut out, changes.len() as u32).ok();
     for change in changes {
         event(&mut out, change, block_tokens);
     }
-    drop(write_uint(&mut out, 0));
+    write_uint(&mut out, 0).ok();
     out
 }
 
 fn event(out: &mut Vec<u8>, change: &Change, block_tokens: u32) {
-    let text = |out: &mut Vec<u8>, text: &str| drop(write_str(out, text));
-    let number = |out: &mut Vec<u8>, number: u64| drop(write_uint(out, number));
-    let list = |out: &mut Vec<u8>, length: usize| drop(write_array_len(out, length as u32));
+    let text = |out: &mut Vec<u8>, text: &str| {
+        write_str(out, text).ok();
+    };
+    let number = |out: &mut Vec<u8>, number: u64| {
+        write_uint(out, number).ok();
+    };
+    let list = |out: &mut Vec<u8>, length: usize| {
+        write_array_len(out, length as u32).ok();
+    };
     let nil = |out: &mut Vec<u8>| {
         let _ = write_nil(out);
     };
@@ -195,12 +201,12 @@ fn event(out: &mut Vec<u8>, change: &Change, block_tokens: u32) {
     };
     match change {
         Change::Cleared => {
-            drop(write_map_len(out, 1));
+            write_map_len(out, 1).ok();
             text(out, "type");
             text(out, "AllBlocksCleared");
         }
         Change::Removed(hash) => {
-            drop(write_map_len(out, 4));
+            write_map_len(out, 4).ok();
             text(out, "type");
             text(out, "BlockRemoved");
             hashes(out, *hash);
@@ -212,7 +218,7 @@ fn event(out: &mut Vec<u8>, change: &Change, block_tokens: u32) {
             tokens,
             salt,
         } => {
-            drop(write_map_len(out, 11));
+            write_map_len(out, 11).ok();
             text(out, "type");
             text(out, "BlockStored");
             hashes(out, *hash);

@@ -53,9 +53,10 @@ async fn start_with(profile: Profile, events: Option<EventPorts>) -> (ModelledEn
 
 fn completion(prompt: &str, more: Value) -> Value {
     let mut body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0});
-    body.as_object_mut()
-        .unwrap()
-        .extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else {
+        panic!("fields are an object: {more}");
+    };
+    body.as_object_mut().unwrap().extend(more);
     body
 }
 

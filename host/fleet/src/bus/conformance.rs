@@ -221,7 +221,7 @@ async fn a_publishers_messages_come_in_order(line: Option<Line>) {
                 BusMessage::Presence(p) => facts.push(p.sequence * 2),
                 BusMessage::Load(l) => facts.push(l.at.0 * 2 + 1),
                 BusMessage::Prefixes(told) => {
-                    summaries.push(told.summary[..].try_into().map(u64::from_le_bytes).unwrap())
+                    summaries.push(told.summary[..].try_into().map(u64::from_le_bytes).unwrap());
                 }
                 BusMessage::SnapshotWanted(_)
                 | BusMessage::Visits(_)

@@ -112,6 +112,10 @@ fn read(headers: &HeaderMap, order: &[u8]) -> Result<OrderBody, RequestError> {
     })
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "made for `map_err`, which gives the error away"
+)]
 fn refused(refusal: ConfigRefusal) -> RequestError {
     let (kind, code) = match &refusal {
         ConfigRefusal::Bad(_) => (ErrorKind::BadRequest, "bad_configuration"),

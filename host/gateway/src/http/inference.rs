@@ -102,7 +102,7 @@ async fn answer(site: &Arc<Site>, order: Order) -> Result<Response, RequestError
         .collect::<Vec<_>>();
     let events = match events::begin(site, order.requests).await? {
         Begun::Written(events) => events,
-        Begun::Passed(head, events) => return Ok(passed::response(head, events)),
+        Begun::Passed(head, events) => return Ok(passed::response(&head, events)),
     };
     match options.delivery {
         Delivery::Whole => whole::collect(events, &head, options, &prompts).await,

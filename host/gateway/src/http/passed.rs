@@ -12,8 +12,8 @@ use portolan_ports::AnswerHead;
 use std::io;
 
 /// The response whose head came and whose body `events` bring.
-pub(super) fn response(head: AnswerHead, events: Events) -> Response {
-    let streamed = is_stream(&head);
+pub(super) fn response(head: &AnswerHead, events: Events) -> Response {
+    let streamed = is_stream(head);
     let body = stream::unfold(Some(events), move |events| async move {
         let mut events = events?;
         loop {

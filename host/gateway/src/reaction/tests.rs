@@ -98,7 +98,7 @@ fn directives_are_about_the_blocks_of_whose_policy_it_is() {
     assert_eq!(ids(&about(Directive::FreeMib(2), None)), [2, 4]);
     assert!(about(Directive::FreeMib(0), None).is_empty());
     let depends = about(Directive::DependsOn(document("2")), Some(&acme));
-    let of = Some(acme.clone());
+    let of = Some(acme);
     assert_eq!(
         depends,
         [Selector::Outdated {

@@ -208,7 +208,7 @@ fn reading_is_chosen_where_it_is_cheaper_and_a_prefix_may_end() {
 #[test]
 fn what_is_not_trusted_is_not_given_and_what_is_too_old_is_not_taken() {
     let tier = host(9);
-    let tiers = Tiers::new(vec![tier.clone()]);
+    let tiers = Tiers::new(vec![tier]);
     tiers.demote(Arc::new(block(1)), &tiers.open(), NOW);
     let below = |now| ids(&tiers.below(&[id(1)], 0, &block(1).about.scope, now));
     assert_eq!(below(Moment(u64::MAX)), 1, "where nobody says otherwise");

@@ -91,10 +91,10 @@ async fn reload(host: &Host) {
     };
     match host.reconfigure(ConfigOrder::Reload, by).await {
         Ok(done) => {
-            tracing::info!(outcome = ?done.outcome, version = done.version, "the configuration was read again")
+            tracing::info!(outcome = ?done.outcome, version = done.version, "the configuration was read again");
         }
         Err(refusal) => {
-            tracing::error!(%refusal, "the configuration was read again and nothing of it counts")
+            tracing::error!(%refusal, "the configuration was read again and nothing of it counts");
         }
     }
 }

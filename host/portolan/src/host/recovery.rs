@@ -95,10 +95,10 @@ impl RecoveryDesk {
         if due.drill {
             match self.drill().await {
                 Ok(record) if record.ok => {
-                    tracing::info!(took_ms = record.took_ms, "the drill went as it should")
+                    tracing::info!(took_ms = record.took_ms, "the drill went as it should");
                 }
                 Ok(record) => {
-                    tracing::error!(problems = ?record.problems, "the drill did not go as it should")
+                    tracing::error!(problems = ?record.problems, "the drill did not go as it should");
                 }
                 Err(error) => tracing::error!(%error, "the drill failed"),
             }

@@ -27,7 +27,7 @@ impl Index {
         while let Ok(event) = self.events.try_recv() {
             match event {
                 KvEvent::Stored { part, parent, blocks } => {
-                    self.index.stored(Holder::part(0, part), parent, &blocks)
+                    self.index.stored(Holder::part(0, part), parent, &blocks);
                 }
                 KvEvent::Removed { part, blocks } => self.index.removed(Holder::part(0, part), &blocks),
                 KvEvent::Cleared { rank } => self.index.clear(Place { instance: 0, rank }),

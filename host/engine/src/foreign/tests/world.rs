@@ -138,9 +138,10 @@ pub(super) fn job(body: &str) -> WholeJob {
 
 pub(super) fn completion(prompt: &str, more: Value) -> String {
     let mut body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0});
-    body.as_object_mut()
-        .unwrap()
-        .extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else {
+        panic!("fields are an object: {more}");
+    };
+    body.as_object_mut().unwrap().extend(more);
     body.to_string()
 }
 

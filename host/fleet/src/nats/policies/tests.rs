@@ -93,7 +93,7 @@ async fn what_one_binds_the_others_hear_of_and_one_that_comes_later_too() {
     share(&virginia, &slot("glo.bex", "c2"), &[]).await.unwrap();
     let mut late = join(&server, "tokyo", &SECRET).await.1.follow();
     let mut states = [next(&mut late).await, next(&mut late).await];
-    states.sort_by(|a, b| a.scope.to_string().cmp(&b.scope.to_string()));
+    states.sort_by_key(|a| a.scope.to_string());
     assert_eq!(
         states,
         [slot("acme", "c1"), slot("glo.bex", "c2")],

@@ -80,7 +80,7 @@ fn what_the_fleet_does_not_take_is_not_changed_here_either_but_a_stop_is() {
             active(&paris.desk, &routing()),
             Some(before.version.sha256.clone())
         );
-        assert_eq!(paris.desk.list().unwrap(), [before.binding.clone()]);
+        assert_eq!(paris.desk.list().unwrap(), std::slice::from_ref(&before.binding));
     }
     paris.desk.disable(&routing(), &by()).unwrap();
     assert!(paris.desk.rollout(&routing()).unwrap().disabled.is_some());

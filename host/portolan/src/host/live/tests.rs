@@ -62,6 +62,10 @@ impl Started {
         Client::new(&format!("http://{}", host.sites()[0].http()), key)
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "every caller makes its body in place"
+    )]
     fn ask(&self, key: &str, verb: &str, body: Value) -> Result<Reply, ClientError> {
         self.client(key)
             .post(&format!("/v1/portolan/config/{verb}"), &body)

@@ -452,7 +452,7 @@ fn view(rules: &Rules, dice: &mut Dice) -> FleetView {
             .collect(),
         instances,
         links: pairs
-            .map(|(from, to)| ((SiteIndex(from), SiteIndex(to)), link.clone()))
+            .map(|(from, to)| ((SiteIndex(from), SiteIndex(to)), link))
             .collect(),
         elsewhere: Default::default(),
         offload_threshold: Tokens(0),
