@@ -33,7 +33,10 @@ fn world(change: impl FnOnce(&mut Config)) -> World {
     })
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "every caller makes its order in place")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "every caller makes its order in place"
+)]
 fn invalidate(world: &World, key: &str, order: Value) -> Result<Value, ClientError> {
     let reply = world.client(key).post("/v1/portolan/invalidate", &order);
     reply.map(|reply| reply.body)
