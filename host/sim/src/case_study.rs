@@ -216,11 +216,10 @@ fn most(arrangement: Arrangement, offered: &[SimRequest]) -> Result<f64, Lengths
         averaging: Averaging::MeanOfTimes,
     };
     let split = Split { prefill, decode };
-    Ok(evaluate(
-        &fleet,
-        &lengths,
-        balanced_threshold(&fleet, &lengths, split),
-        split,
-    )
-    .lambda_max)
+    let threshold = match prefill {
+        // Nobody prefills here: all of it goes there.
+        0 => Tokens(0),
+        _ => balanced_threshold(&fleet, &lengths, split),
+    };
+    Ok(evaluate(&fleet, &lengths, threshold, split).lambda_max)
 }
