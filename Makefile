@@ -20,7 +20,7 @@ demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits a
 demo-fleet: $(MODEL) ## Three processes and a NATS server, and a tour; ARGS=--once exits after it
 	cargo build --bin portolan
 	@nats=$$(tests/fetch-tool nats-server nats-server) && \
-		PATH=$$nats:$$PATH $(PORTOLAN) demo-fleet --model $(MODEL) $(ARGS)
+		PATH=$$PATH:$$nats $(PORTOLAN) demo-fleet --model $(MODEL) $(ARGS)
 
 .PHONY: test
 test: plugins $(MODEL) ## Every test

@@ -75,8 +75,14 @@ pub enum BuildError {
     #[error(transparent)]
     Tool(#[from] ToolError),
     /// The Rust toolchain cannot compile for WebAssembly.
-    #[error("the Rust toolchain has no target {RUST_TARGET}. Run:\n    rustup target add {RUST_TARGET}")]
-    NoRustTarget,
+    #[error(
+        "the Rust toolchain in {sysroot} has no target {RUST_TARGET}. Run:\n    rustup target add {RUST_TARGET}\n\
+         or put the toolchain that has it first in PATH"
+    )]
+    NoRustTarget {
+        /// Where the toolchain lies that builds here.
+        sysroot: String,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
@@ -112,7 +118,9 @@ pub fn build(dir: &Path) -> Result<Built, BuildError> {
 fn build_rust(dir: &Path, manifest: &Manifest, component: &str) -> Result<(), BuildError> {
     CARGO.find(dir)?;
     if !has_rust_target(dir)? {
-        return Err(BuildError::NoRustTarget);
+        return Err(BuildError::NoRustTarget {
+            sysroot: rustc_says(dir, &["--print", "sysroot"])?,
+        });
     }
     // A target folder of its own, wherever the environment points to: the module is looked for there.
     let arguments = [
@@ -134,16 +142,21 @@ fn build_rust(dir: &Path, manifest: &Manifest, component: &str) -> Result<(), Bu
 
 /// Whether the standard library for the target lies in the sysroot of the toolchain that builds in `dir`.
 pub(super) fn has_rust_target(dir: &Path) -> Result<bool, BuildError> {
+    let libraries = rustc_says(dir, &["--print", "target-libdir", "--target", RUST_TARGET])?;
+    Ok(Path::new(&libraries).is_dir())
+}
+
+/// What the compiler that builds in `dir` prints, without the line's end.
+fn rustc_says(dir: &Path, arguments: &[&str]) -> Result<String, BuildError> {
     let asked = std::process::Command::new(RUSTC.find(dir)?)
-        .args(["--print", "target-libdir", "--target", RUST_TARGET])
+        .args(arguments)
         .current_dir(dir)
         .output();
     let asked = asked.map_err(|source| ToolError::Start {
         program: RUSTC.program,
         source,
     })?;
-    let libraries = String::from_utf8_lossy(&asked.stdout);
-    Ok(Path::new(libraries.trim()).is_dir())
+    Ok(String::from_utf8_lossy(&asked.stdout).trim().to_owned())
 }
 
 /// Without WASI, without the async ABI, with the smaller of the two interpreters.
