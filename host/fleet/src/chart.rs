@@ -15,7 +15,8 @@ use members::Attendance;
 use parking_lot::Mutex;
 use portolan_base::kv::KvSize;
 use portolan_base::{
-    BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Permille, SiteName, Tokens,
+    BlockHash, Bytes, Clock, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Permille, Provenance, SiteName,
+    Tokens,
 };
 use portolan_decide::{
     Bandwidth, Breaker, BreakerConfig, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView,
@@ -358,9 +359,9 @@ impl Fleet for Chart {
         held
     }
 
-    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash]) {
+    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash], about: &Provenance) {
         for instance in instances {
-            self.prefixes.predict(instance.0, chain, self.clock.now());
+            self.prefixes.predict(instance.0, chain, about, self.clock.now());
         }
     }
 

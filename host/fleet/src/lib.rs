@@ -25,6 +25,6 @@ pub use control::{EmbeddedControl, OpenControlError};
 pub use invalidation::{InvalidationParts, SiteInvalidation};
 pub use link::{LinkFloor, LinkMonitor, LinkWindow};
 pub use nats::{NatsBus, NatsConfig, NatsError, NatsLogin, NatsServer, NatsTls};
-pub use prefixes::{Disclosure, Prefixes, Telling};
+pub use prefixes::{Disclosure, Owner, Prefixes, Telling};
 pub use topology::{InstanceSpec, LinkSpec, SiteSpec, Topology, TopologyError};
 pub use validity::{LeaseRules, Peers, SiteValidity, Waiting};

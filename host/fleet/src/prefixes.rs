@@ -6,21 +6,24 @@
 //! | [`Teller`] | tells each receiving site what an own instance holds, under that site's key |
 //! | readers | believe what other sites tell, while it may be believed |
 
+mod owners;
 mod teller;
 #[cfg(test)]
 mod tests;
 
+pub use owners::Owner;
 pub use teller::HEARTBEAT;
 
 use crate::topology::Topology;
 use parking_lot::{Mutex, RwLock};
-use portolan_base::{BlockHash, Bytes, Moment, SiteName};
+use portolan_base::{BlockHash, Bytes, Moment, Provenance, SiteName};
 use portolan_decide::SiteIndex;
 use portolan_kv::summary::{Heard, KeyedChain, SummaryError, SummaryKey, SummaryMessage, SummaryReader};
 use portolan_kv::{Holder, Lookup, Place, SharedIndex};
 use portolan_ports::{BusMessage, KvEvent, PrefixSummary, SnapshotRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use teller::Teller;
 
@@ -31,15 +34,20 @@ const INDEX_BUDGET: Bytes = Bytes(256 << 20);
 /// told of long before; what never came, since the request was cancelled or failed, misleads no longer than that.
 pub const PREDICTED_FOR: Duration = Duration::from_secs(5);
 
-/// Which other sites may be told of a block. Asked for every block before it is told.
+/// Which other sites may be told whose blocks this one holds.
 pub trait Disclosure: Send + Sync {
-    /// Whether `receiver` may learn that this site holds `block`.
-    fn may_tell(&self, receiver: &SiteName, block: BlockHash) -> bool;
+    /// Whether `receiver` may learn that this site holds blocks of `owner`.
+    fn may_tell(&self, receiver: &SiteName, owner: &Owner) -> bool;
+
+    /// Another number when the answers may have changed: what was told is then told anew.
+    fn edition(&self) -> u64 {
+        0
+    }
 }
 
-impl<F: Fn(&SiteName, BlockHash) -> bool + Send + Sync> Disclosure for F {
-    fn may_tell(&self, receiver: &SiteName, block: BlockHash) -> bool {
-        self(receiver, block)
+impl<F: Fn(&SiteName, &Owner) -> bool + Send + Sync> Disclosure for F {
+    fn may_tell(&self, receiver: &SiteName, owner: &Owner) -> bool {
+        self(receiver, owner)
     }
 }
 
@@ -55,12 +63,12 @@ pub struct Telling {
 }
 
 impl Telling {
-    /// Tells every site that a link leads to of every block.
+    /// Tells every site that a link leads to of every block whose owner is known.
     pub fn everything(secret: [u8; 32], incarnation: u64) -> Self {
         Self {
             secret,
             incarnation,
-            disclosure: Arc::new(|_: &SiteName, _| true),
+            disclosure: Arc::new(|_: &SiteName, _: &Owner| true),
         }
     }
 }
@@ -83,6 +91,9 @@ pub struct Prefixes {
     here: SiteName,
     incarnation: u64,
     key: SummaryKey,
+    disclosure: Arc<dyn Disclosure>,
+    /// The edition of the answers that the other sites were told under.
+    edition: AtomicU64,
     index: SharedIndex,
     tellers: BTreeMap<u32, Mutex<Teller>>,
     readers: BTreeMap<u32, RwLock<SummaryReader>>,
@@ -116,6 +127,8 @@ impl Prefixes {
             tellers: tellers.collect(),
             readers: readers.collect(),
             ranks: Mutex::default(),
+            edition: AtomicU64::new(telling.disclosure.edition()),
+            disclosure: Arc::clone(&telling.disclosure),
             here: name,
             incarnation: telling.incarnation,
         }
@@ -130,9 +143,17 @@ impl Prefixes {
     pub fn own_event(&self, instance: u32, event: &KvEvent) {
         let place = |rank| Place { instance, rank };
         match event {
-            KvEvent::Stored { part, parent, blocks } => {
+            KvEvent::Stored {
+                part,
+                parent,
+                blocks,
+                about,
+            } => {
                 self.ranks.lock().insert(place(part.rank));
                 self.index.stored(Holder::part(instance, *part), *parent, blocks);
+                if let Some(teller) = self.tellers.get(&instance) {
+                    teller.lock().stored(about.as_deref(), *parent, blocks);
+                }
                 self.note(instance, blocks);
             }
             KvEvent::Removed { part, blocks } => {
@@ -146,10 +167,23 @@ impl Prefixes {
         }
     }
 
-    /// Takes an instance, of whichever site, to hold these blocks for a while: a prompt was sent there.
-    pub fn predict(&self, instance: u32, chain: &[BlockHash], now: Moment) {
+    /// Takes an instance, of whichever site, to hold these blocks for a while: a prompt was sent there. `about` says
+    /// whose they are, for engines that cannot tell, and for what an engine held before this site was started.
+    pub fn predict(&self, instance: u32, chain: &[BlockHash], about: &Provenance, now: Moment) {
         self.index
             .predict(Place::of(instance), chain, now + PREDICTED_FOR);
+        let (Some(first), Some(teller)) = (chain.first(), self.tellers.get(&instance)) else {
+            return;
+        };
+        if !teller.lock().expect(*first, about) {
+            return;
+        }
+        let (held, _) = self.index.by_holding(instance, chain);
+        if !held.is_empty() {
+            let mut teller = teller.lock();
+            teller.stored(Some(about), None, &held);
+            teller.note(&held, &[]);
+        }
     }
 
     /// Events of one of the site's own instances were lost: what it holds is unknown until it is said again.
@@ -164,6 +198,10 @@ impl Prefixes {
     /// What there is to tell the other sites at this moment. Called several times a [`HEARTBEAT`].
     pub fn to_tell(&self, now: Moment) -> Vec<BusMessage> {
         self.index.expire(now);
+        let edition = self.disclosure.edition();
+        if self.edition.swap(edition, Ordering::Relaxed) != edition {
+            self.tellers.values().for_each(|teller| teller.lock().restart());
+        }
         self.readers
             .values()
             .for_each(|reader| reader.write().expire(now));

@@ -9,8 +9,8 @@ mod live;
 mod parts;
 mod policies;
 mod recovery;
+mod residency;
 mod site;
-mod spill;
 mod tiers;
 mod tls;
 

@@ -256,6 +256,8 @@ pub enum KvEvent {
         parent: Option<BlockHash>,
         /// Which.
         blocks: Vec<BlockHash>,
+        /// Whose they are; none: the engine does not know, and they are whose the block before them is.
+        about: Option<Arc<Provenance>>,
     },
     /// These are gone.
     Removed {

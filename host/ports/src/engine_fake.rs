@@ -244,6 +244,7 @@ impl Engine for FakeEngine {
             part: CachePart::DEVICE,
             parent: None,
             blocks: stored,
+            about: Some(job.about),
         }));
         Ok(PrefillReport {
             cached,

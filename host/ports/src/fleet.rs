@@ -1,7 +1,7 @@
 //! KNOWS the sites: what a decision is made from.
 
 use crate::Sample;
-use portolan_base::{BlockHash, InstanceName, ModelName, PatternKind, TenantName, Tokens};
+use portolan_base::{BlockHash, InstanceName, ModelName, PatternKind, Provenance, TenantName, Tokens};
 use portolan_decide::{FleetView, InstanceIndex, Likely, Route, SiteIndex};
 use portolan_policy::NameTables;
 use std::sync::Arc;
@@ -149,8 +149,9 @@ pub trait Fleet: Send + Sync {
     fn held(&self, model: &ModelName, chain: &[BlockHash]) -> Vec<u32>;
 
     /// Says that these instances were sent a prompt with these blocks and will hold them. Believed for a few seconds, or
-    /// until they say so themselves: requests with the same prefix that come meanwhile find it.
-    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash]);
+    /// until they say so themselves: requests with the same prefix that come meanwhile find it. `about` says whose they
+    /// are.
+    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash], about: &Provenance);
 
     /// Says that a request is on its way to an instance, with so many tokens to compute there.
     fn claim(&self, instance: InstanceIndex, tokens: Tokens) -> Claim;

@@ -1,7 +1,7 @@
 //! The fake beside [`Fleet`]: a picture that stands still until a test changes it.
 
 use crate::{Claim, Fleet, InstanceOutcome, NoSuchInstance, OnTheWay, Service};
-use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Tokens};
+use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, InstanceName, ModelName, Provenance, Tokens};
 use portolan_decide::{FleetView, InstanceIndex, Route, SiteIndex, Standing};
 use portolan_policy::NameTables;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -105,7 +105,7 @@ impl Fleet for FakeFleet {
         held
     }
 
-    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash]) {
+    fn predict(&self, instances: &[InstanceIndex], chain: &[BlockHash], _about: &Provenance) {
         let each = instances.iter().map(|instance| (*instance, chain.to_vec()));
         self.state().predicted.extend(each);
     }

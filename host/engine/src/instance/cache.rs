@@ -221,6 +221,7 @@ impl Cache {
                 part: CachePart::DEVICE,
                 parent: before.map(|before| names.hashes[before]),
                 blocks: block.hashes.clone(),
+                about: Some(Arc::clone(&block.about)),
             });
         }
         drop(pool);

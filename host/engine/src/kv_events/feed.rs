@@ -213,6 +213,7 @@ fn event_of(change: Change<'_>) -> KvEvent {
             part: part(holder),
             parent,
             blocks: blocks.to_vec(),
+            about: None,
         },
         Change::Removed { holder, blocks } => KvEvent::Removed {
             part: part(holder),

@@ -180,7 +180,9 @@ impl Fed {
 
 fn take(index: &SharedIndex, event: &KvEvent) {
     match event {
-        KvEvent::Stored { part, parent, blocks } => index.stored(Holder::part(0, *part), *parent, blocks),
+        KvEvent::Stored {
+            part, parent, blocks, ..
+        } => index.stored(Holder::part(0, *part), *parent, blocks),
         KvEvent::Removed { part, blocks } => index.removed(Holder::part(0, *part), blocks),
         KvEvent::Cleared { rank } => index.clear(portolan_kv::Place {
             instance: 0,

@@ -18,6 +18,7 @@ fn stored(parent: Option<BlockHash>, blocks: &[BlockHash]) -> KvEvent {
         part: CachePart::DEVICE,
         parent,
         blocks: blocks.to_vec(),
+        about: Some(about()),
     }
 }
 

@@ -332,6 +332,7 @@ fn held_tokens_are_listed_by_instance() {
         part: CachePart::DEVICE,
         parent: None,
         blocks: blocks[..3].to_vec(),
+        about: None,
     };
     let number = chart.number_of(&name("here"), &instance()).unwrap();
     chart.prefixes().own_event(number, &event);

@@ -1,10 +1,11 @@
 //! Tells other sites what one instance holds.
 
+use super::owners::{OwnerId, Owners};
 use super::{Disclosure, Telling};
-use portolan_base::{BlockHash, InstanceName, Moment, SiteName};
+use portolan_base::{BlockHash, InstanceName, Moment, Provenance, SiteName};
 use portolan_kv::summary::{LEASE, SummaryKey, SummaryMessage, SummaryWriter};
 use portolan_ports::{PrefixSummary, SnapshotRequest};
-use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ pub(super) struct Teller {
     site: SiteName,
     instance: InstanceName,
     disclosure: Arc<dyn Disclosure>,
+    owners: Owners,
     streams: Vec<Stream>,
 }
 
@@ -43,21 +45,38 @@ impl Teller {
             site: site.clone(),
             instance: instance.clone(),
             disclosure: Arc::clone(&telling.disclosure),
+            owners: Owners::default(),
             streams: receivers.iter().map(stream).collect(),
+        }
+    }
+
+    /// A prompt that begins with this block was sent to the instance. False where whose it is was known, or there is
+    /// nobody to tell.
+    pub(super) fn expect(&mut self, first: BlockHash, about: &Provenance) -> bool {
+        !self.streams.is_empty() && self.owners.expect(first, about)
+    }
+
+    /// The instance holds these blocks, of this owner or of the one that the block before them has.
+    pub(super) fn stored(
+        &mut self,
+        about: Option<&Provenance>,
+        parent: Option<BlockHash>,
+        blocks: &[BlockHash],
+    ) {
+        if !self.streams.is_empty() {
+            self.owners.stored(about, parent, blocks);
         }
     }
 
     /// The instance holds these blocks, and those no more.
     pub(super) fn note(&mut self, held: &[BlockHash], gone: &[BlockHash]) {
         for Stream { to, writer, .. } in &mut self.streams {
-            for (blocks, is_held) in [(held, true), (gone, false)] {
-                let told = blocks
-                    .iter()
-                    .copied()
-                    .filter(|block| self.disclosure.may_tell(to, *block));
-                writer.note(told, is_held);
-            }
+            let mut gate = Gate::new(self.disclosure.as_ref(), &self.owners, to);
+            writer.note(held.iter().copied().filter(|block| gate.lets(*block)), true);
+            // That it was held is no more for everyone's ears than that it is.
+            writer.note(gone.iter().copied().filter(|block| gate.lets(*block)), false);
         }
+        self.owners.gone(gone);
     }
 
     /// What was told is void.
@@ -73,12 +92,16 @@ impl Teller {
 
     /// What there is to tell. `held` lists all that the instance holds; it is called when a snapshot is due.
     pub(super) fn messages(&mut self, now: Moment, held: impl Fn() -> Vec<BlockHash>) -> Vec<PrefixSummary> {
-        let listed = OnceCell::new();
+        let is_due = self.streams.iter().any(|stream| stream.writer.wants_snapshot());
+        let held = if is_due { held() } else { Vec::new() };
+        if is_due {
+            self.owners.retain(&held);
+        }
         let mut messages = Vec::new();
         for Stream { to, writer, told } in &mut self.streams {
             let message: SummaryMessage = if writer.wants_snapshot() {
-                let held = listed.get_or_init(&held).iter().copied();
-                writer.snapshot(held.filter(|block| self.disclosure.may_tell(to, *block)))
+                let mut gate = Gate::new(self.disclosure.as_ref(), &self.owners, to);
+                writer.snapshot(held.iter().copied().filter(|block| gate.lets(*block)))
             } else if writer.pending() > 0 || told.is_none_or(|told| now.since(told) >= HEARTBEAT) {
                 writer.changes()
             } else {
@@ -93,5 +116,32 @@ impl Teller {
             });
         }
         messages
+    }
+}
+
+/// Which blocks one receiver may be told of. Asks once for each owner.
+struct Gate<'a> {
+    disclosure: &'a dyn Disclosure,
+    owners: &'a Owners,
+    to: &'a SiteName,
+    said: HashMap<OwnerId, bool>,
+}
+
+impl<'a> Gate<'a> {
+    fn new(disclosure: &'a dyn Disclosure, owners: &'a Owners, to: &'a SiteName) -> Self {
+        Self {
+            disclosure,
+            owners,
+            to,
+            said: HashMap::new(),
+        }
+    }
+
+    fn lets(&mut self, block: BlockHash) -> bool {
+        let Some(id) = self.owners.of(block) else {
+            return false;
+        };
+        let ask = || self.disclosure.may_tell(self.to, self.owners.owner(id));
+        *self.said.entry(id).or_insert_with(ask)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{InstanceSpec, LinkSpec, SiteSpec};
-use portolan_base::{BitsPerSecond, CachePart, InstanceName, ModelName, Role, TenantKey, Tier};
+use portolan_base::{BitsPerSecond, CachePart, InstanceName, ModelName, Role, TenantKey, TenantName, Tier};
 use std::time::Duration;
 
 const SECRET: [u8; 32] = [5; 32];
@@ -57,11 +57,24 @@ fn blocks(tokens: u32) -> Vec<BlockHash> {
     BlockHash::chain(&key, &(0..tokens).collect::<Vec<_>>())
 }
 
+fn about(tenant: &str, jurisdiction: &str) -> Provenance {
+    Provenance {
+        jurisdiction: jurisdiction.to_owned(),
+        ..Provenance::of(TenantName::new(tenant).unwrap(), ModelName::new("m").unwrap(), 1)
+    }
+}
+
+/// What the native engine says.
 fn stored(blocks: &[BlockHash]) -> KvEvent {
+    stored_by(Some(about("t", "")), None, blocks)
+}
+
+fn stored_by(about: Option<Provenance>, parent: Option<BlockHash>, blocks: &[BlockHash]) -> KvEvent {
     KvEvent::Stored {
         part: CachePart::DEVICE,
-        parent: None,
+        parent,
         blocks: blocks.to_vec(),
+        about: about.map(Arc::new),
     }
 }
 
@@ -238,6 +251,7 @@ fn what_one_tier_keeps_is_still_told() {
         part: host,
         parent: None,
         blocks: chain[..2].to_vec(),
+        about: None,
     };
     virginia.own_event(VIRGINIA, &offloaded);
     carry(&virginia, &paris, at_ms(0));
@@ -249,13 +263,16 @@ fn what_one_tier_keeps_is_still_told() {
 #[test]
 fn only_sites_that_a_link_leads_to_are_told_and_only_what_they_may_know() {
     let chain = blocks(64);
-    let secret_block = chain[2];
     let telling = Telling {
-        disclosure: Arc::new(move |to: &SiteName, block| to.as_str() == "paris" && block != secret_block),
+        disclosure: Arc::new(|to: &SiteName, whose: &Owner| {
+            to.as_str() == "paris" && whose.jurisdiction.is_empty()
+        }),
         ..Telling::everything(SECRET, 1)
     };
     let (virginia, paris) = (prefixes(1, &telling), paris());
-    virginia.own_event(VIRGINIA, &stored(&chain));
+    virginia.own_event(VIRGINIA, &stored(&chain[..2]));
+    let secret = stored_by(Some(about("t", "us")), Some(chain[1]), &chain[2..3]);
+    virginia.own_event(VIRGINIA, &secret);
     let told = summaries(&virginia, at_ms(0));
     assert_eq!(
         told.iter().map(|told| told.to.as_str()).collect::<Vec<_>>(),
@@ -263,9 +280,85 @@ fn only_sites_that_a_link_leads_to_are_told_and_only_what_they_may_know() {
     );
     paris.heard(VIRGINIA, &told[0], at_ms(0));
     assert_eq!(held(&paris, &chain, at_ms(0)), 2);
-    virginia.own_event(VIRGINIA, &removed(&[secret_block]));
+    virginia.own_event(VIRGINIA, &removed(&chain[2..3]));
     let told = summaries(&virginia, at_ms(500));
     assert_eq!(told[0].summary.len(), 40, "its removal is not told either");
+}
+
+/// What Paris knows of `chain` once Virginia has told it.
+fn known_in_paris(virginia: &Prefixes, paris: &Prefixes, chain: &[BlockHash], ms: u64) -> u32 {
+    while carry(virginia, paris, at_ms(ms)) > 0 {}
+    held(paris, chain, at_ms(ms))
+}
+
+#[test]
+fn nobody_is_told_of_blocks_whose_owner_nobody_knows() {
+    let (virginia, paris, chain) = (virginia(1), paris(), blocks(96));
+    virginia.own_event(VIRGINIA, &stored_by(None, None, &chain[..4]));
+    assert_eq!(known_in_paris(&virginia, &paris, &chain, 0), 0);
+    // A request with this prompt comes in, as after a restart of the host alone: all that is held of it is told.
+    virginia.predict(VIRGINIA, &chain, &about("t", ""), at_ms(1));
+    assert_eq!(known_in_paris(&virginia, &paris, &chain, 1), 4);
+    // Whose the block before is, theirs they are.
+    virginia.own_event(VIRGINIA, &stored_by(None, Some(chain[3]), &chain[4..5]));
+    assert_eq!(known_in_paris(&virginia, &paris, &chain, 2), 5);
+}
+
+#[test]
+fn an_engine_that_does_not_know_is_told_for_by_the_request_that_it_was_sent() {
+    let (virginia, paris, chain) = (virginia(1), paris(), blocks(64));
+    virginia.predict(VIRGINIA, &chain, &about("t", ""), at_ms(0));
+    assert_eq!(
+        known_in_paris(&virginia, &paris, &chain, 0),
+        0,
+        "not before it holds it"
+    );
+    virginia.own_event(VIRGINIA, &stored_by(None, None, &chain[..1]));
+    virginia.own_event(VIRGINIA, &stored_by(None, Some(chain[0]), &chain[1..]));
+    assert_eq!(known_in_paris(&virginia, &paris, &chain, 1), 4);
+}
+
+#[test]
+fn blocks_of_two_owners_are_told_to_nobody() {
+    let (virginia, paris, chain) = (virginia(1), paris(), blocks(64));
+    virginia.own_event(VIRGINIA, &stored(&chain));
+    assert_eq!(known_in_paris(&virginia, &paris, &chain, 0), 4);
+    virginia.lost_events(VIRGINIA);
+    virginia.own_event(VIRGINIA, &stored(&chain));
+    virginia.own_event(VIRGINIA, &stored_by(Some(about("t", "us")), None, &chain[..1]));
+    assert_eq!(known_in_paris(&virginia, &paris, &chain, 1), 0);
+}
+
+/// Whether jurisdiction `us` may be told of, and how often that changed.
+struct Switch(AtomicU64);
+
+impl Disclosure for Switch {
+    fn may_tell(&self, _: &SiteName, whose: &Owner) -> bool {
+        whose.jurisdiction.is_empty() || self.edition() % 2 == 1
+    }
+
+    fn edition(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn new_answers_are_told_at_once_and_what_is_forbidden_is_forgotten() {
+    let switch = Arc::new(Switch(AtomicU64::new(0)));
+    let telling = Telling {
+        disclosure: Arc::clone(&switch) as Arc<dyn Disclosure>,
+        ..Telling::everything(SECRET, 1)
+    };
+    let (virginia, paris, chain) = (prefixes(1, &telling), paris(), blocks(64));
+    virginia.own_event(VIRGINIA, &stored_by(Some(about("t", "us")), None, &chain));
+    for (round, expected) in [(0, 0), (1, 4), (2, 0), (3, 4)] {
+        switch.0.store(round, Ordering::Relaxed);
+        assert_eq!(
+            known_in_paris(&virginia, &paris, &chain, round),
+            expected,
+            "{round}"
+        );
+    }
 }
 
 #[test]
@@ -335,8 +428,8 @@ fn a_thousand_blocks_take_under_nine_bytes_each_on_the_bus() {
 fn a_prediction_counts_at_once_is_told_to_nobody_and_ends() {
     let (virginia, paris, chain) = (virginia(1), paris(), blocks(64));
     // Paris sends a prompt to Virginia: it knows before Virginia does.
-    paris.predict(VIRGINIA, &chain, at_ms(0));
-    virginia.predict(VIRGINIA, &chain[..3], at_ms(0));
+    paris.predict(VIRGINIA, &chain, &about("t", ""), at_ms(0));
+    virginia.predict(VIRGINIA, &chain[..3], &about("t", ""), at_ms(0));
     assert_eq!(
         (held(&paris, &chain, at_ms(0)), held(&virginia, &chain, at_ms(0))),
         (4, 3)

@@ -52,7 +52,7 @@ impl Journey {
         // The last token's KV is made by decoding, after which the block may be full or not.
         let blocks = self.request.prompt.len().saturating_sub(1) / INDEX_BLOCK_TOKENS;
         let computed = &self.chain[..blocks.min(self.chain.len())];
-        self.site.parts.fleet.predict(&instances, computed);
+        self.site.parts.fleet.predict(&instances, computed, &self.about);
     }
 
     async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {

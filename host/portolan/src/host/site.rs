@@ -5,7 +5,7 @@ use super::following::Following;
 use super::parts::{HostError, Model, Shared};
 use super::tiers::{self, SiteTiers};
 use super::tls::{self, Renewal};
-use super::{carrier, foreign};
+use super::{carrier, foreign, residency};
 use crate::config::{EngineKind, SiteConfig};
 use crate::scaling;
 use async_trait::async_trait;
@@ -108,7 +108,11 @@ impl RunningSite {
         let index =
             index.ok_or_else(|| HostError::Broken(format!("site {} is not in the topology", self.name)))?;
         let clock = Arc::clone(&shared.clock);
-        let telling = Telling::everything(shared.secrets.summaries, incarnation(shared));
+        let telling = Telling {
+            secret: shared.secrets.summaries,
+            incarnation: incarnation(shared),
+            disclosure: residency::disclosure(index, shared),
+        };
         let topology = shared.topology.clone();
         let chart = Chart::new(topology, index, &self.engines, clock, &telling)
             .with_conversion(shared.config.scaling.conversion())

@@ -1,7 +1,7 @@
 //! The KV tiers of a site.
 
 use super::parts::{HostError, Shared};
-use super::spill;
+use super::residency;
 use crate::config::SiteConfig;
 use portolan_base::kv::LandingId;
 use portolan_base::{Bytes, Clock, ModelName, Provenance};
@@ -105,7 +105,7 @@ pub(super) async fn open(config: &SiteConfig, shared: &Shared) -> Result<SiteTie
             // KV of engines that are not ours never comes here.
             let Some(loaded) = model.loaded() else { continue };
             let disk = Arc::new(disk(config, shared, name, (loaded, model.version)).await?);
-            if let Some(gate) = spill::gate(config, shared) {
+            if let Some(gate) = residency::gate(config, shared) {
                 disk.guard(gate);
             }
             tiers.push(disk.clone());

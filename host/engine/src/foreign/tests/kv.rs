@@ -26,7 +26,9 @@ impl Index {
     fn held(&mut self, tenant: &str, prompt: &str) -> u32 {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                KvEvent::Stored { part, parent, blocks } => {
+                KvEvent::Stored {
+                    part, parent, blocks, ..
+                } => {
                     self.index.stored(Holder::part(0, part), parent, &blocks);
                 }
                 KvEvent::Removed { part, blocks } => self.index.removed(Holder::part(0, part), &blocks),

@@ -1,30 +1,34 @@
-//! Residency is asked before KV is written to a site's disk: with purpose spill, for whoever's it is.
+//! Residency is asked about KV that nobody's request is in hand for: before it is written to a site's disk, with purpose
+//! spill, and before another site is told that it is held here, with purpose replicate.
 
 use super::parts::Shared;
 use crate::config::SiteConfig;
-use portolan_base::{Clock, Provenance, Scope, TenantName};
+use portolan_base::{Clock, Provenance, Scope, SiteName, TenantName};
 use portolan_decide::ask::Asker;
 use portolan_decide::{Draw, FleetView, Placements, PolicyTable, SiteIndex, SiteView};
 use portolan_disk::Gate;
-use portolan_fleet::Topology;
+use portolan_fleet::{Disclosure, Owner, Topology};
 use portolan_gateway::policies::PolicyDesk;
 use portolan_policy::{NameTables, Placement, Purpose, Subject};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Whose, and bound to where.
-type Whose = (TenantName, String);
+/// Whose, bound to where, and the site that it may lie at.
+type Asked = (TenantName, String, SiteIndex);
 
 /// What the policies of one table said.
 struct Answers {
     table: Weak<PolicyTable>,
-    said: HashMap<Whose, bool>,
+    said: HashMap<Asked, bool>,
+    /// Tables before this one.
+    edition: u64,
 }
 
-/// Asks for one site. Disk tiers belong to engines, whose threads end after the host has: nothing here keeps the desk, and
-/// with it the store, open.
-struct Spill {
+/// Asks for one site and one purpose. What asks belongs to engines, whose threads end after the host has: nothing here
+/// keeps the desk, and with it the store, open.
+struct StoredKv {
     here: SiteIndex,
+    purpose: Purpose,
     fleet: FleetView,
     names: NameTables,
     desk: Weak<PolicyDesk>,
@@ -35,12 +39,40 @@ struct Spill {
 /// What may lie on the disk of a site.
 pub(super) fn gate(config: &SiteConfig, shared: &Shared) -> Option<Gate> {
     let here = shared.topology.site_index(&config.name)?;
-    let spill = Spill::new(here, &shared.topology, &shared.desk, Arc::clone(&shared.clock));
-    Some(Gate::new(move |about| spill.allows(about)))
+    let spill = of(here, Purpose::Spill, shared);
+    Some(Gate::new(move |about| {
+        spill.may_lie_at(spill.here, &about.into())
+    }))
 }
 
-impl Spill {
-    fn new(here: SiteIndex, topology: &Topology, desk: &Arc<PolicyDesk>, clock: Arc<dyn Clock>) -> Self {
+/// What other sites may be told of what this one holds: prefixes that are resident at the site that is told.
+pub(super) fn disclosure(here: SiteIndex, shared: &Shared) -> Arc<dyn Disclosure> {
+    Arc::new(of(here, Purpose::Replicate, shared))
+}
+
+fn of(here: SiteIndex, purpose: Purpose, shared: &Shared) -> StoredKv {
+    let clock = Arc::clone(&shared.clock);
+    StoredKv::new((here, purpose), &shared.topology, &shared.desk, clock)
+}
+
+impl Disclosure for StoredKv {
+    fn may_tell(&self, receiver: &SiteName, owner: &Owner) -> bool {
+        let index = self.names.site(receiver.as_str()).map(SiteIndex);
+        index.is_some_and(|receiver| self.may_lie_at(receiver, owner))
+    }
+
+    fn edition(&self) -> u64 {
+        self.current().map_or(u64::MAX, |(_, edition)| edition)
+    }
+}
+
+impl StoredKv {
+    fn new(
+        (here, purpose): (SiteIndex, Purpose),
+        topology: &Topology,
+        desk: &Arc<PolicyDesk>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let names = topology.names().clone();
         let sites = topology.sites().iter().zip(&names.sites);
         let fleet = FleetView {
@@ -55,9 +87,11 @@ impl Spill {
         let answers = Mutex::new(Answers {
             table: Arc::downgrade(&desk.table()),
             said: HashMap::new(),
+            edition: 0,
         });
         Self {
             here,
+            purpose,
             fleet,
             names,
             desk: Arc::downgrade(desk),
@@ -66,38 +100,45 @@ impl Spill {
         }
     }
 
-    /// Whether the site is resident for this data. What a table of policies said once, it is not asked again.
-    fn allows(&self, about: &Provenance) -> bool {
-        // What the platform marked public is nobody's.
-        let Scope::Tenant(tenant) = &about.scope else {
-            return true;
-        };
-        let whose = (tenant.clone(), about.jurisdiction.clone());
-        let Some(table) = self.desk.upgrade().map(|desk| desk.table()) else {
-            return false;
-        };
-        let this = Arc::downgrade(&table);
+    /// The table in force and which one it is; none once the host has ended.
+    fn current(&self) -> Option<(Arc<PolicyTable>, u64)> {
+        let table = self.desk.upgrade()?.table();
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let this = Arc::downgrade(&table);
         if !Weak::ptr_eq(&answers.table, &this) {
             *answers = Answers {
-                table: Weak::clone(&this),
+                table: this,
                 said: HashMap::new(),
+                edition: answers.edition + 1,
             };
         }
-        if let Some(said) = answers.said.get(&whose) {
+        Some((table, answers.edition))
+    }
+
+    /// Whether a site is resident for this data. What a table of policies said once, it is not asked again.
+    fn may_lie_at(&self, site: SiteIndex, owner: &Owner) -> bool {
+        // What the platform marked public is nobody's.
+        let Scope::Tenant(tenant) = &owner.scope else {
+            return true;
+        };
+        let asked = (tenant.clone(), owner.jurisdiction.clone(), site);
+        let Some((table, edition)) = self.current() else {
+            return false;
+        };
+        let answers = || self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(said) = answers().said.get(&asked) {
             return *said;
         }
-        drop(answers);
-        let said = self.ask(&table, &whose);
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if Weak::ptr_eq(&answers.table, &this) {
-            answers.said.insert(whose, said);
+        let said = self.ask(&table, &asked);
+        let mut answers = answers();
+        if answers.edition == edition {
+            answers.said.insert(asked, said);
         }
         said
     }
 
     /// A block does not say which class of user its data is of: every class has to be allowed.
-    fn ask(&self, table: &PolicyTable, (tenant, jurisdiction): &Whose) -> bool {
+    fn ask(&self, table: &PolicyTable, (tenant, jurisdiction, site): &Asked) -> bool {
         let data_jurisdiction = match jurisdiction.as_str() {
             "" => Some(0),
             name => self.names.jurisdiction(name),
@@ -110,15 +151,15 @@ impl Spill {
         let mut classes = 0u32..u32::try_from(self.names.user_classes.len()).unwrap_or(u32::MAX);
         classes.all(|data_class| {
             let subject = Subject {
-                purpose: Purpose::Spill,
+                purpose: self.purpose,
                 data_jurisdiction,
                 data_class,
-                from_site: None,
+                from_site: (*site != self.here).then_some(self.here.0),
             };
-            let mut asker = Asker::new(self.clock.as_ref(), &labels, "spill");
+            let mut asker = Asker::new(self.clock.as_ref(), &labels, "stored-kv");
             let place = (&self.fleet, self.here);
             let placements = Placements::ask(&policies, subject, &[], place, &mut asker);
-            placements.of(self.here) == Placement::Resident
+            placements.of(*site) == Placement::Resident
         })
     }
 }
@@ -142,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_resident_sites_disk_takes_it_and_a_new_policy_is_asked_at_once() {
+    fn only_a_resident_site_keeps_or_hears_of_it_and_a_new_policy_is_asked_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "{{data_dir: '{}', models: [], operator_keys: [op], tenants: [{{name: acme, keys: [k]}}],
@@ -155,10 +196,29 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let host = runtime.block_on(Host::start(config)).unwrap();
         let clock: Arc<dyn Clock> = Arc::new(crate::system::SystemClock::start());
-        let virginia = Spill::new(SiteIndex(1), &topology, host.desk(), clock);
-        let allowed = |spill: &Spill| ["", "us", "eu", "mars"].map(|bound| spill.allows(&about(bound)));
-        assert_eq!(allowed(&virginia), [true, true, false, false]);
-        assert!(virginia.allows(&Provenance::public(ModelName::new("m").unwrap(), 1)));
+        let virginia = SiteIndex(1);
+        let disk = StoredKv::new(
+            (virginia, Purpose::Spill),
+            &topology,
+            host.desk(),
+            Arc::clone(&clock),
+        );
+        // Paris holds it and would tell Virginia.
+        let paris = StoredKv::new((SiteIndex(0), Purpose::Replicate), &topology, host.desk(), clock);
+        let name = SiteName::new("virginia").unwrap();
+        let allowed = || {
+            ["", "us", "eu", "mars"].map(|bound| {
+                let owner = Owner::from(&about(bound));
+                let lies = disk.may_lie_at(virginia, &owner);
+                assert_eq!(lies, paris.may_tell(&name, &owner), "{bound}");
+                lies
+            })
+        };
+        assert_eq!(allowed(), [true, true, false, false]);
+        let public = Owner::from(&Provenance::public(ModelName::new("m").unwrap(), 1));
+        assert!(disk.may_lie_at(virginia, &public) && paris.may_tell(&name, &public));
+        assert!(!paris.may_tell(&SiteName::new("atlantis").unwrap(), &Owner::from(&about(""))));
+        let first = paris.edition();
 
         let plugins = std::env::var_os("PORTOLAN_PLUGINS").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins/dist"),
@@ -181,12 +241,13 @@ mod tests {
             host.desk().upload(upload, &By::new("op", "")).unwrap();
         };
         bind(r#"{"allow": {"eu": ["us"]}}"#);
-        assert_eq!(allowed(&virginia), [true, true, true, false]);
+        assert_ne!(paris.edition(), first, "what was told is told anew");
+        assert_eq!(allowed(), [true, true, true, false]);
         bind(r#"{"transient": {"eu": ["us"]}}"#);
         assert_eq!(
-            allowed(&virginia),
+            allowed(),
             [true, true, false, false],
-            "in transit it is not written"
+            "in transit it is neither written nor told of"
         );
         runtime.block_on(host.stop());
     }
