@@ -1,4 +1,14 @@
 //! One transfer as its receiver sees it: chunks go to their place in a piece, whole pieces go out.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `check` | whether a chunk is one that the order, the manifest and the credit allow |
+//! | `pieces` | the buffer of a piece, cut so that lanes can fill it side by side |
+
+mod check;
+mod pieces;
+
+pub(crate) use pieces::slot_len;
 
 use crate::carrier::Window;
 use crate::codec::Coding;
@@ -6,8 +16,9 @@ use crate::frame::{Announcement, Carriage, ChunkHead, ChunkMeta, Outcome, Totals
 use crate::landing::Ground;
 use crate::memory::Ledger;
 use bytes::{Bytes, BytesMut};
+use pieces::{Piece, Slot, begin_piece, join};
 use portolan_base::Bytes as ByteCount;
-use portolan_base::kv::{KvManifest, KvQuant, LandedChunk, LayerKv, PieceId};
+use portolan_base::kv::{KvManifest, KvQuant, LandedChunk, PieceId};
 use portolan_kv::quant::PieceShape;
 use portolan_ports::{KvOrder, KvPiece, PullEvent, PullReport, TransferError};
 use std::collections::HashMap;
@@ -19,10 +30,6 @@ use tokio_util::sync::DropGuard;
 
 /// Most pieces a transfer may bring; zero-sized ones are not bounded by the size of the KV.
 const PIECES_MAX: usize = 1 << 20;
-
-/// Largest piece: a layer of a prompt of a million tokens of the largest models. Room for it is made when it begins, so
-/// this is what a holder that lies can make a receiver reserve.
-const PIECE_MAX: u64 = 1 << 32;
 
 /// Where events of a transfer go.
 pub(crate) type Events = mpsc::UnboundedSender<Result<Arrived, TransferError>>;
@@ -83,22 +90,6 @@ pub(crate) enum Breach {
     TooMany,
     #[error("other totals than what came")]
     OtherTotals,
-}
-
-#[derive(Debug)]
-enum Slot {
-    /// Nothing came yet: empty, with room for the chunk.
-    Free(BytesMut),
-    /// A lane is reading into it, or broke while it did.
-    Taken,
-    /// Verified bytes.
-    Filled(BytesMut),
-}
-
-#[derive(Debug)]
-enum Piece {
-    Filling { slots: Vec<Slot>, missing: usize },
-    Complete,
 }
 
 /// Where the payload of a chunk goes.
@@ -361,89 +352,6 @@ impl Inbound {
         })
     }
 
-    /// A holder begins a piece while it has begun fewer bytes than were granted. Pieces come over several lanes and so
-    /// in any order: all that can be said here is that the grant was overrun by one piece at most.
-    fn begin_within_credit(&mut self, piece_len: u64) -> Result<(), Breach> {
-        let begun = self.begun.saturating_add(piece_len);
-        let largest = self.largest.max(piece_len);
-        if begun > self.ledger.granted().saturating_add(largest) {
-            return Err(Breach::NoCredit);
-        }
-        self.budget = self.budget.checked_sub(piece_len).ok_or(Breach::TooMuch)?;
-        (self.begun, self.largest) = (begun, largest);
-        Ok(())
-    }
-
-    fn check(&self, meta: &ChunkMeta, len: u32, chunk: u32) -> Result<usize, Breach> {
-        let manifest = self.manifest.as_ref().ok_or(Breach::NoManifest)?;
-        let head = &meta.head;
-        let tokens = &head.piece.tokens;
-        let within = match manifest.layout.layers.get(usize::from(head.piece.layer)) {
-            Some(LayerKv::FullAttention { .. }) => {
-                manifest.held <= tokens.start && tokens.start <= tokens.end
-            }
-            Some(LayerKv::Recurrent { .. }) => tokens.start == tokens.end,
-            None => false,
-        };
-        if head.piece_len > PIECE_MAX {
-            return Err(Breach::TooMuch);
-        }
-        let expected = manifest.layout.piece_bytes(head.piece.layer, head.piece.len());
-        let sound = expected == Some(ByteCount(head.piece_len)) || self.quantised_shape(head).is_some();
-        if !within || tokens.end > manifest.tokens || !sound {
-            return Err(Breach::ForeignPiece);
-        }
-        let chunk = u64::from(chunk);
-        if meta.carriage == Carriage::Coded && !Coding::READ.contains(&self.coding) {
-            return Err(Breach::ForeignCoding);
-        }
-        if meta.carriage == Carriage::Landed && !self.has_landed(head, chunk) {
-            return Err(Breach::NotLanded);
-        }
-        if let Carriage::Beside(at) = meta.carriage
-            && !self.is_in_window(at, head.piece_len.saturating_sub(head.offset).min(chunk))
-        {
-            return Err(Breach::NoWindow);
-        }
-        let rest = head
-            .piece_len
-            .checked_sub(head.offset)
-            .ok_or(Breach::ForeignChunk)?;
-        if !head.offset.is_multiple_of(chunk)
-            || !(meta.carriage != Carriage::Plain || u64::from(len) == rest.min(chunk))
-            || (rest == 0 && head.offset > 0)
-        {
-            return Err(Breach::ForeignChunk);
-        }
-        usize::try_from(head.offset / chunk).map_err(|_| Breach::ForeignChunk)
-    }
-
-    fn is_in_window(&self, at: u64, len: u64) -> bool {
-        let end = at.checked_add(len);
-        let window = self.window.as_ref();
-        end.zip(window)
-            .is_some_and(|(end, window)| end <= window.0.bytes())
-    }
-
-    /// Whether the order said that this chunk lies here.
-    fn has_landed(&self, head: &ChunkHead, chunk: u64) -> bool {
-        let rest = head.piece_len.saturating_sub(head.offset);
-        let len = usize::try_from(rest.min(chunk)).unwrap_or(usize::MAX);
-        let claim = |ground: &Ground| {
-            let before = &ground.before;
-            before.at(&head.piece, head.piece_len, head.offset, len).is_some()
-        };
-        self.ground.as_ref().is_some_and(claim)
-    }
-
-    /// The shape and coding of a piece that comes quantised. Its size tells: a quantised piece is always smaller.
-    fn quantised_shape(&self, head: &ChunkHead) -> Option<(PieceShape, KvQuant)> {
-        let quant = self.coding.quant()?;
-        let shape = PieceShape::of(&self.manifest.as_ref()?.layout, &head.piece)?;
-        let len = u64::try_from(shape.coded_len(quant)?).ok()?;
-        (len == head.piece_len).then_some((shape, quant))
-    }
-
     /// Takes verified bytes.
     pub(crate) fn fill(&mut self, meta: &ChunkMeta, chunk: u32, buffer: BytesMut) -> Result<(), Breach> {
         let Some(Piece::Filling { slots, missing }) = self.pieces.get_mut(&meta.head.piece) else {
@@ -549,51 +457,6 @@ impl Inbound {
             quantised: self.quantised,
         }));
         Ok(true)
-    }
-}
-
-/// Bytes of the chunk at this head's offset.
-pub(crate) fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
-    let rest = head.piece_len.saturating_sub(head.offset);
-    usize::try_from(rest.min(u64::from(chunk))).unwrap_or(0)
-}
-
-/// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side. It is not filled with
-/// zeros first: that would take as long as receiving it, and all lanes would wait.
-fn begin_piece(len: u64, chunk: u32) -> Result<Piece, Breach> {
-    let len = usize::try_from(len).map_err(|_| Breach::TooMuch)?;
-    let chunk = chunk as usize;
-    let count = len.div_ceil(chunk).max(1);
-    let mut rest = BytesMut::with_capacity(len);
-    let mut slots = Vec::with_capacity(count);
-    for _ in 1..count {
-        let after = rest.split_off(chunk);
-        slots.push(Slot::Free(std::mem::replace(&mut rest, after)));
-    }
-    slots.push(Slot::Free(rest));
-    Ok(Piece::Filling {
-        missing: slots.len(),
-        slots,
-    })
-}
-
-/// Puts the cut buffer together again: free of copies unless a broken lane kept a part.
-fn join(slots: Vec<Slot>) -> BytesMut {
-    let mut filled = slots.into_iter().filter_map(|slot| match slot {
-        Slot::Filled(bytes) => Some(bytes),
-        _ => None,
-    });
-    let mut whole = filled.next().unwrap_or_default();
-    for part in filled {
-        whole.unsplit(part);
-    }
-    whole
-}
-
-impl Inbound {
-    /// Whether what was begun lies within what was granted and one piece more.
-    pub(crate) fn is_within_credit(&self) -> bool {
-        self.begun <= self.ledger.granted().saturating_add(self.largest)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::Memory;
-use portolan_base::kv::{KvDtype, KvLayout};
+use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
 use portolan_base::{InstanceName, ModelName, RequestId, TenantName, TransferId};
 use proptest::prelude::*;
 use std::sync::Arc;
