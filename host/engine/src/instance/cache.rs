@@ -197,7 +197,7 @@ impl Cache {
     fn put(&self, names: &Names, index: usize, block: &Arc<PoolBlock>) -> bool {
         let now = self.now();
         let open = self.tiers.open();
-        if !open.allows(block, names.epoch) {
+        if !open.allows(block, &names.ids[..index], names.epoch) {
             return false;
         }
         // Told under the lock, so that events come in the order of the changes.

@@ -59,6 +59,21 @@ impl Selector {
         }
     }
 
+    /// Whether the order is about a block, or names one of those `beneath` it that it was computed on top of.
+    pub fn reaches<K>(&self, block: &PoolBlock<K>, beneath: &[BlockId]) -> bool {
+        self.covers(block) || self.names_one_of(beneath, &block.about.scope)
+    }
+
+    fn names_one_of(&self, ids: &[BlockId], scope: &Scope) -> bool {
+        match self {
+            Self::Block(id) => ids.contains(id),
+            Self::Blocks(named) => ids.iter().any(|id| named.contains(id)),
+            Self::Owned { block, of } => of == scope && ids.contains(block),
+            Self::Except { what, but } => !but.contains(scope) && what.names_one_of(ids, scope),
+            Self::All | Self::Scope(_) | Self::Outdated { .. } | Self::Older { .. } => false,
+        }
+    }
+
     /// Whether the order is, or may be, about KV of which only this is known: any KV may have been computed on top of
     /// one block.
     pub fn covers_some_of(&self, about: &Provenance) -> bool {

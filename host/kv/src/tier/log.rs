@@ -2,7 +2,7 @@
 
 use crate::block::PoolBlock;
 use crate::pool::Selector;
-use portolan_base::{ModelName, Provenance};
+use portolan_base::{BlockId, ModelName, Provenance};
 use std::collections::{HashMap, VecDeque};
 
 /// Orders remembered. A block is on its way for as long as a prefill or a read lasts, seconds at most; one that was on
@@ -44,11 +44,11 @@ impl Orders {
         }
     }
 
-    /// Whether no order since `epoch` is about the block.
-    pub(super) fn allow<K>(&self, block: &PoolBlock<K>, epoch: Epoch) -> bool {
+    /// Whether no order since `epoch` is about the block, or about one of those `beneath` it.
+    pub(super) fn allow<K>(&self, block: &PoolBlock<K>, beneath: &[BlockId], epoch: Epoch) -> bool {
         let version = self.versions.get(&block.about.model);
         version.is_none_or(|lowest| block.about.model_version >= *lowest)
-            && self.none_since(epoch, |order| order.covers(block))
+            && self.none_since(epoch, |order| order.reaches(block, beneath))
     }
 
     /// Whether no order since `epoch` is, or may be, about KV of which only this is known.

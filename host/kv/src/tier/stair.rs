@@ -103,9 +103,10 @@ impl Below {
 pub struct Open<'t>(RwLockReadGuard<'t, Orders>);
 
 impl Open<'_> {
-    /// Whether a block that began its way at `epoch` may arrive.
-    pub fn allows<K>(&self, block: &PoolBlock<K>, epoch: Epoch) -> bool {
-        self.0.allow(block, epoch)
+    /// Whether a block that began its way at `epoch` may arrive. `beneath` are the blocks that it was computed on top of,
+    /// from the prompt's first on: what goes by order takes with it what was computed on it, wherever that is.
+    pub fn allows<K>(&self, block: &PoolBlock<K>, beneath: &[BlockId], epoch: Epoch) -> bool {
+        self.0.allow(block, beneath, epoch)
     }
 
     /// Whether no order since `epoch` is, or may be, about KV of which only this is known.

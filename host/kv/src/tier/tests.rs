@@ -120,6 +120,41 @@ fn a_block_falls_to_the_first_tier_with_room_and_comes_back_whole() {
 }
 
 #[test]
+fn what_was_computed_on_a_block_that_went_meanwhile_does_not_arrive() {
+    let tiers = Tiers::new(vec![host(9)]);
+    let acme = about("acme", "1").scope.clone();
+    let globex = about("globex", "1").scope.clone();
+    let owned = |of: &Scope| Selector::Owned {
+        block: id(1),
+        of: of.clone(),
+    };
+    let but = |of: &Scope| Selector::Except {
+        what: Box::new(Selector::Block(id(1))),
+        but: [of.clone()].into(),
+    };
+    let named = Selector::Blocks(Arc::new([id(1)].into()));
+    let (beneath, elsewhere) = ([id(1), id(2)], [id(5), id(6)]);
+    for order in [Selector::Block(id(1)), named, owned(&acme), but(&globex)] {
+        let epoch = tiers.epoch();
+        tiers.invalidate(&order);
+        assert!(!tiers.open().allows(&block(3), &beneath, epoch), "{order:?}");
+        assert!(tiers.open().allows(&block(3), &elsewhere, epoch), "{order:?}");
+        assert!(
+            tiers.open().allows(&block(3), &beneath, tiers.epoch()),
+            "computed anew"
+        );
+    }
+    for order in [owned(&globex), but(&acme)] {
+        let epoch = tiers.epoch();
+        tiers.invalidate(&order);
+        assert!(
+            tiers.open().allows(&block(3), &beneath, epoch),
+            "{order:?} is about another's"
+        );
+    }
+}
+
+#[test]
 fn an_order_reaches_pools_tiers_and_what_is_on_its_way() {
     let tier = host(9);
     let tiers = Tiers::new(vec![tier.clone()]);
@@ -133,20 +168,26 @@ fn an_order_reaches_pools_tiers_and_what_is_on_its_way() {
     assert_eq!(tiers.invalidate(&outdated("2")).blocks, 2);
     assert_eq!(tier.usage().blocks, 0);
     assert!(above.holds.lock().is_empty());
-    assert!(!tiers.open().allows(&on_its_way, epoch));
+    assert!(!tiers.open().allows(&on_its_way, &[], epoch));
     assert!(
-        tiers.open().allows(&on_its_way, tiers.epoch()),
+        tiers.open().allows(&on_its_way, &[], tiers.epoch()),
         "what begins afterwards"
     );
     let other = PoolBlock {
         about: about("acme", "2"),
         ..block(3)
     };
-    assert!(tiers.open().allows(&other, epoch), "the order is not about it");
+    assert!(
+        tiers.open().allows(&other, &[], epoch),
+        "the order is not about it"
+    );
     for _ in 0..2000 {
         tiers.invalidate(&Selector::Block(id(99)));
     }
-    assert!(!tiers.open().allows(&other, epoch), "too many orders to tell");
+    assert!(
+        !tiers.open().allows(&other, &[], epoch),
+        "too many orders to tell"
+    );
 }
 
 #[test]
@@ -226,7 +267,7 @@ fn what_is_not_trusted_is_not_given_and_what_is_too_old_is_not_taken() {
     assert_eq!(tiers.would_forget(&older(2)).blocks, 1);
     assert_eq!(tiers.invalidate(&older(2)).blocks, 1);
     assert!(
-        !tiers.open().allows(&block(1), tiers.epoch()),
+        !tiers.open().allows(&block(1), &[], tiers.epoch()),
         "a request that began before finishes"
     );
     assert_eq!(below(Moment(4)), 0);
