@@ -52,6 +52,10 @@ check-nixl: ## The build with NIXL: brings libclang and the library, builds and 
 check-engines: $(MODEL) ## Engines that are not ours, the real ones: brings llama.cpp's server and drives it
 	tests/engines/check
 
+.PHONY: test-vllm
+test-vllm: ## Two real vLLMs (5.9 GB) at two sites, KV from one to the other; brings them
+	tests/engines/vllm
+
 .PHONY: lint
 lint: ## Formatting and lints
 	cargo fmt --all --check

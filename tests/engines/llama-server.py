@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server, out of PyPI's xllamacpp: MODEL PORT."""
+"""llama.cpp's own HTTP server, out of PyPI's xllamacpp: MODEL PORT [FOLDER for saved slots]."""
 
 import signal
 import sys
@@ -14,6 +14,8 @@ params.n_parallel = 2
 params.warmup = False
 params.endpoint_metrics = True
 params.endpoint_slots = True
+if len(sys.argv) > 3:
+    params.slot_save_path = sys.argv[3].rstrip("/") + "/"
 params.cpuparams.n_threads = 2
 server = xllamacpp.Server(params)
 print("listening on", server.listening_address, flush=True)

@@ -3,6 +3,8 @@
 mod fleet;
 mod parted;
 mod passed;
+mod stored;
+mod vllm;
 
 use portolan::config::Config;
 use portolan::host::Host;
@@ -10,6 +12,7 @@ use portolan::system::{OsRandom, SystemClock};
 use portolan_decide::PathRecord;
 use portolan_engine::ModelFiles;
 use portolan_engine::modelled::{EventPorts, ModelledConfig, ModelledEngine, ModelledText, Profile};
+use portolan_gateway::Site;
 use portolan_tests::oracle_folder;
 use portolan_tests::world::{ACME, ADMIN, GLOBEX, MODEL};
 use serde_json::{Value, json};
@@ -82,6 +85,35 @@ impl Paris {
         self.host.stop().await;
     }
 
+    async fn raw(&self, key: &str, path: &str, body: &str) -> (String, Vec<u8>) {
+        Client(self.address).raw(key, path, body).await
+    }
+
+    async fn send(&self, key: &str, path: &str, body: &str) -> TcpStream {
+        Client(self.address).send(key, path, body).await
+    }
+
+    async fn complete(&self, key: &str, body: Value) -> Value {
+        Client(self.address).complete(key, &body).await
+    }
+
+    /// The request's record, once it has ended.
+    async fn record(&self, id: &str) -> PathRecord {
+        record_at(self.host.sites()[0].gateway().unwrap(), id).await
+    }
+
+    /// Asks under an id, and gives answer and record.
+    async fn ask(&self, key: &str, id: &str, mut body: Value) -> (Value, PathRecord) {
+        body["request_id"] = json!(id);
+        let answer = self.complete(key, body).await;
+        (answer, self.record(id).await)
+    }
+}
+
+/// Asks one site.
+struct Client(SocketAddr);
+
+impl Client {
     /// The head and the body of an answer, framing taken off.
     async fn raw(&self, key: &str, path: &str, body: &str) -> (String, Vec<u8>) {
         let mut stream = self.send(key, path, body).await;
@@ -94,7 +126,7 @@ impl Paris {
     }
 
     async fn send(&self, key: &str, path: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let mut stream = TcpStream::connect(self.0).await.unwrap();
         let request = format!(
             "POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n\
              connection: close\r\nx-own: 7\r\ncontent-length: {}\r\n\r\n{body}",
@@ -104,35 +136,27 @@ impl Paris {
         stream
     }
 
-    async fn complete(&self, key: &str, body: Value) -> Value {
+    async fn complete(&self, key: &str, body: &Value) -> Value {
         let (head, bytes) = self.raw(key, "/v1/completions", &body.to_string()).await;
         let text = String::from_utf8(bytes).unwrap();
         assert!(head.starts_with("HTTP/1.1 200"), "{head}\n{text}");
         serde_json::from_str(&text).unwrap()
     }
+}
 
-    /// The latest request's record, once it has ended.
-    async fn record(&self, id: &str) -> PathRecord {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let site = self.host.sites()[0].gateway().unwrap();
-            let newest = site.records.newest(100);
-            let record = newest
-                .into_iter()
-                .find(|r| r.request_id.as_str() == id && r.status != "running");
-            if let Some(record) = record {
-                return (*record).clone();
-            }
-            assert!(Instant::now() < until, "{id} never ended");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+/// A request's record, once it has ended.
+async fn record_at(site: &Site, id: &str) -> PathRecord {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let newest = site.records.newest(100);
+        let record = newest
+            .into_iter()
+            .find(|r| r.request_id.as_str() == id && r.status != "running");
+        if let Some(record) = record {
+            return (*record).clone();
         }
-    }
-
-    /// Asks under an id, and gives answer and record.
-    async fn ask(&self, key: &str, id: &str, mut body: Value) -> (Value, PathRecord) {
-        body["request_id"] = json!(id);
-        let answer = self.complete(key, body).await;
-        (answer, self.record(id).await)
+        assert!(Instant::now() < until, "{id} never ended");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -59,7 +59,7 @@ impl FetchPlan {
             .indexed()
             .filter(|(_, holder)| holder.site != here.site && allowed(holder.site))
             .filter(|(_, holder)| holder.standing.is_ready() && holder.model == here.model)
-            .filter(|(_, holder)| holder.serving.is_pieces() && here.serving.is_pieces())
+            .filter(|(_, holder)| holder.serving.copies_to(here.serving))
             .filter_map(|(index, holder)| Self::from_holder(input, here, (index, holder)));
         let saving = |plan: &Self| plan.computing.saturating_sub(plan.takes);
         // Of equals the first, so that the same facts give the same plan.

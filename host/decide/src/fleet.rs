@@ -36,12 +36,22 @@ pub enum Serving {
     Whole,
     /// It answers whole requests, and within its site hands KV over to the instances with the same number.
     Handing(u16),
+    /// It answers whole requests, and blocks of its KV lie with the host, which copies them to other such instances.
+    Stored,
 }
 
 impl Serving {
     /// Whether the host sees its KV.
     pub const fn is_pieces(self) -> bool {
         matches!(self, Self::Pieces)
+    }
+
+    /// Whether the host can copy KV between two such instances.
+    pub const fn copies_to(self, other: Self) -> bool {
+        matches!(
+            (self, other),
+            (Self::Pieces, Self::Pieces) | (Self::Stored, Self::Stored)
+        )
     }
 }
 

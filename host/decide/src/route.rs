@@ -4,7 +4,7 @@ mod best;
 mod fetching;
 mod whole;
 
-use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView, SiteIndex};
+use crate::fleet::{FleetView, InstanceIndex, InstanceView, LinkView, Serving, SiteIndex};
 use crate::request::{Manner, PrefillMode, RequestFacts};
 use crate::standing::Standing;
 use best::{Best, pairs};
@@ -65,7 +65,8 @@ impl Candidates {
             kv,
             held,
             coming_back,
-            most_held: fetchable(fleet, held),
+            most_held: fetchable(fleet, held, Serving::Pieces),
+            most_stored: fetchable(fleet, held, Serving::Stored),
         };
         let some = survey(ComingBack::TakeTheirShare).routes();
         // One that is coming back is better than none.
@@ -81,11 +82,11 @@ impl Candidates {
     }
 }
 
-/// The most that any instance holds whose KV can be fetched.
-fn fetchable(fleet: &FleetView, held: &[u32]) -> u32 {
+/// The most that any instance holds whose KV can be copied to one that takes part as `to`.
+fn fetchable(fleet: &FleetView, held: &[u32], to: Serving) -> u32 {
     let holders = fleet.instances.iter().zip(held);
-    let pieces = holders.filter(|(instance, _)| instance.serving.is_pieces());
-    pieces.map(|(_, held)| *held).max().unwrap_or(0)
+    let fitting = holders.filter(|(instance, _)| instance.serving.copies_to(to));
+    fitting.map(|(_, held)| *held).max().unwrap_or(0)
 }
 
 struct Survey<'a> {
@@ -94,8 +95,10 @@ struct Survey<'a> {
     kv: KvSize,
     held: &'a [u32],
     coming_back: ComingBack,
-    /// The most that any instance holds whose KV can be fetched.
+    /// The most that any instance of pieces holds.
     most_held: u32,
+    /// The same of those whose KV lies with the host.
+    most_stored: u32,
 }
 
 /// How much is given to instances that were out until a short while ago.
@@ -224,10 +227,12 @@ impl Survey<'_> {
     fn row(&self, route: Route, prefiller: &InstanceView, decoder: &InstanceView) -> RouteRow {
         let prompt = self.request.prompt_tokens.saturating_sub(1);
         let cached = self.held(route.prefill);
-        let fetchable = match prefiller.serving.is_pieces() {
-            true => self.most_held.min(prompt).saturating_sub(cached),
-            false => 0,
+        let most_held = match prefiller.serving {
+            Serving::Pieces => self.most_held,
+            Serving::Stored => self.most_stored,
+            Serving::Whole | Serving::Handing(_) => 0,
         };
+        let fetchable = most_held.min(prompt).saturating_sub(cached);
         let link = self
             .link(prefiller.site)
             .filter(|_| prefiller.site != decoder.site);

@@ -1,4 +1,4 @@
-//! Engines that are not ours: vLLM, llama.cpp's server, and the modelled engine, which speaks as vLLM does. They answer
+//! Engines that are not ours: vLLM, SGLang, llama.cpp's server, and the modelled engine, which speaks as vLLM does. They answer
 //! whole requests over HTTP, in a process that the host starts and watches or finds at an address.
 //!
 //! | part | what it does |
@@ -6,6 +6,8 @@
 //! | [`ForeignInstance`] | one such engine, as the gateway sees it |
 //! | `requests` | requests out, answers back, byte for byte |
 //! | `hand_over` | prefill on one instance, decode on another |
+//! | `slots` | the same through the saved slots of llama.cpp's server |
+//! | `kv_store` | KV that the engine hands to the host, and takes from it |
 //! | `watch` | health, load, restarts, and what is tried before it serves |
 //! | `scrape` | a metrics page as load |
 //! | `listen` | cache events of each rank into the index |
@@ -16,28 +18,32 @@
 
 mod agree;
 mod hand_over;
+mod kv_store;
 mod listen;
 mod meter;
 mod requests;
 mod salts;
 mod scrape;
+mod slots;
 mod supervise;
 #[cfg(test)]
 mod tests;
 mod watch;
 
 pub use hand_over::Connector;
+pub use kv_store::KvStoreConfig;
 pub use supervise::CommandConfig;
 
 use crate::wire::Upstream;
 use async_trait::async_trait;
 use hand_over::Handing;
+use kv_store::KvStore;
 use meter::Meter;
 use parking_lot::Mutex;
-use portolan_base::{Random, TenantKey};
+use portolan_base::{Random, TenantKey, Tokens};
 use portolan_ports::{
-    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KvEvent, KvPiece,
-    PrefillJob, PrefillReport, Sample, TextModel, WholeRequests,
+    DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KeepJob, KvEvent,
+    KvPiece, PrefillJob, PrefillReport, Sample, TextModel, WholeRequests,
 };
 use salts::SaltBook;
 use std::fmt;
@@ -61,6 +67,8 @@ pub enum Make {
     Vllm,
     /// llama.cpp's server.
     LlamaCpp,
+    /// SGLang.
+    Sglang,
 }
 
 impl Make {
@@ -69,12 +77,13 @@ impl Make {
         match self {
             Self::Vllm => "vllm",
             Self::LlamaCpp => "llama-cpp",
+            Self::Sglang => "sglang",
         }
     }
 
     /// Whether its blocks can be salted, so that tenants can share it.
     const fn salts(self) -> bool {
-        matches!(self, Self::Vllm)
+        matches!(self, Self::Vllm | Self::Sglang)
     }
 }
 
@@ -106,6 +115,11 @@ impl EngineUrl {
     /// The address of one of its paths.
     pub(crate) fn join(&self, path: &str) -> String {
         format!("{}{path}", self.0)
+    }
+
+    /// Its port.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.0.parse::<hyper::Uri>().ok()?.port_u16()
     }
 
     /// Its host, without the port.
@@ -152,6 +166,8 @@ pub struct ForeignConfig {
     pub events: Option<EventsConfig>,
     /// How it hands KV to another instance.
     pub connector: Option<Connector>,
+    /// Where it hands KV to the host, and takes it from there.
+    pub kv_store: Option<KvStoreConfig>,
     /// The host's own tokenizer for the model.
     pub text: Arc<dyn TextModel>,
     /// Draws names of transfers.
@@ -172,6 +188,19 @@ pub enum ForeignError {
     /// Cache events that nobody can listen to.
     #[error("kv_events endpoint {0:?} is not tcp://HOST:PORT")]
     Endpoint(String),
+    /// The socket for its KV cannot be made.
+    #[error("the socket {} cannot be made: {reason}", .path.display())]
+    Socket {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// KV that cannot be kept in blocks.
+    #[error(
+        "kv_store keeps blocks of attention of a multiple of 16 tokens; the KV of model {0} is not of that kind"
+    )]
+    NotBlocks(portolan_base::ModelName),
 }
 
 /// An engine that is not ours. Dropping it ends what watches it, and the process where the host started one.
@@ -189,7 +218,8 @@ pub(crate) struct Shared {
     pub(crate) handing: Option<Handing>,
     pub(crate) text: Arc<dyn TextModel>,
     pub(crate) random: Arc<dyn Random>,
-    pub(crate) salts: SaltBook,
+    pub(crate) salts: Arc<SaltBook>,
+    store: Option<Arc<KvStore>>,
     pub(crate) meter: Meter,
     pub(crate) up: AtomicBool,
     pub(crate) seen: Mutex<Seen>,
@@ -233,6 +263,19 @@ impl ForeignInstance {
             Some(events) => listen::ranks(events)?,
         };
         let log = config.command.as_ref().map(supervise::open_log).transpose()?;
+        let salts = Arc::new(SaltBook::default());
+        let kept = config.kv_store.map(|kv_store| {
+            let about = &config.description;
+            let mut secret = [0; 32];
+            secret
+                .chunks_exact_mut(8)
+                .for_each(|eight| eight.copy_from_slice(&config.random.next_u64().to_le_bytes()));
+            let shared = (Arc::clone(&salts), events.clone());
+            let store = KvStore::new(Arc::clone(&about.layout), kv_store.most, secret, shared);
+            let store = store.ok_or_else(|| ForeignError::NotBlocks(about.model.clone()))?;
+            Ok::<_, ForeignError>((Arc::new(store), kv_store::bind(&kv_store.socket)?))
+        });
+        let kept = kept.transpose()?;
         let upstream = Upstream::new(config.url.clone(), config.key.as_deref());
         let handing = config
             .connector
@@ -245,7 +288,8 @@ impl ForeignInstance {
             handing,
             text: config.text,
             random: config.random,
-            salts: SaltBook::default(),
+            salts,
+            store: kept.as_ref().map(|(store, _)| Arc::clone(store)),
             meter: Meter::default(),
             up: AtomicBool::new(false),
             seen: Mutex::default(),
@@ -255,6 +299,9 @@ impl ForeignInstance {
             counts: Counts::default(),
         });
         let mut tasks = JoinSet::new();
+        if let Some((store, listener)) = kept {
+            tasks.spawn(kv_store::run(store, listener));
+        }
         if let (Some(command), Some(log)) = (config.command, log) {
             tasks.spawn(supervise::run(Arc::clone(&shared), command, log));
         }
@@ -293,6 +340,16 @@ impl Engine for ForeignInstance {
 
     fn held(&self, _key: &TenantKey, _tokens: &[u32]) -> HeldPrefix {
         HeldPrefix::default()
+    }
+
+    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+        let store = self.shared.store.as_ref();
+        store.map(|store| store.kept(key, tokens)).unwrap_or_default()
+    }
+
+    fn keep(&self, job: &KeepJob) -> Tokens {
+        let store = self.shared.store.as_ref();
+        store.map_or(Tokens(0), |store| store.keep(job))
     }
 
     async fn prefill(

@@ -149,6 +149,9 @@ impl Journey {
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
         if leg.decoder.whole().is_some() {
+            if self.copies(&leg) {
+                self.fetch(&leg, holders).await;
+            }
             return self.pass(&leg, started).await;
         }
         let past = self.begins_now(&leg);
@@ -162,6 +165,12 @@ impl Journey {
         };
         let kv = self.still_valid(kv, past)?;
         self.decode(&leg, kv, started).await
+    }
+
+    /// Whether KV can be copied to the instance that computes the prompt.
+    fn copies(&self, leg: &Leg) -> bool {
+        let prefiller = self.fleet.instance(leg.route.prefill);
+        prefiller.is_some_and(|instance| instance.serving.copies_to(instance.serving))
     }
 
     /// Puts the routes that use what just failed behind those that do not.

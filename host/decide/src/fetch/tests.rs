@@ -229,3 +229,24 @@ fn it_is_waited_for_three_times_the_estimate_and_never_less_than_new_connections
     };
     assert_eq!(slow.deadline(), Duration::from_secs(6));
 }
+
+#[test]
+fn kv_is_copied_between_instances_of_one_kind_only() {
+    use crate::fleet::Serving;
+    let mut fleet = fleet();
+    let held = [0, 0, 640, 0];
+    for (here, there, copied) in [
+        (Serving::Pieces, Serving::Pieces, true),
+        (Serving::Stored, Serving::Stored, true),
+        (Serving::Pieces, Serving::Stored, false),
+        (Serving::Stored, Serving::Pieces, false),
+        (Serving::Stored, Serving::Whole, false),
+        (Serving::Whole, Serving::Whole, false),
+        (Serving::Handing(1), Serving::Handing(1), false),
+    ] {
+        fleet.instances[0].serving = here;
+        fleet.instances[2].serving = there;
+        let plan = FetchPlan::best(&input(&fleet, &held), |_| true);
+        assert_eq!(plan.is_some(), copied, "{there:?} to {here:?}");
+    }
+}

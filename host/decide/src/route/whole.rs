@@ -41,7 +41,7 @@ impl Survey<'_> {
                 instance.role.decodes(),
             ) {
                 (Serving::Pieces, ..) => {}
-                (Serving::Whole, _, decodes) if decodes => routes.push(alone),
+                (Serving::Whole | Serving::Stored, _, true) => routes.push(alone),
                 (Serving::Handing(_), true, true) => routes.push(alone),
                 (Serving::Handing(group), true, false) => {
                     groups
@@ -54,7 +54,7 @@ impl Survey<'_> {
                     let load = u64::from(decode_us(instance));
                     groups.entry(group).or_default().decoders.push((load, index));
                 }
-                (Serving::Whole | Serving::Handing(_), ..) => {}
+                (Serving::Whole | Serving::Stored | Serving::Handing(_), ..) => {}
             }
         }
         for group in groups.into_values() {
@@ -165,6 +165,7 @@ mod tests {
             instance("n2", Role::Both, Serving::Pieces),
             instance("v1", Role::Both, Serving::Whole),
             instance("h1", Role::Both, Serving::Handing(1)),
+            instance("s1", Role::Both, Serving::Stored),
         ]
     }
 
@@ -177,7 +178,7 @@ mod tests {
             pair("n2", "n1"),
             pair("n2", "n2"),
         ];
-        let whole = [pair("h1", "h1"), pair("v1", "v1")];
+        let whole = [pair("h1", "h1"), pair("s1", "s1"), pair("v1", "v1")];
         assert_eq!(either, [&whole[..1], &native[..], &whole[1..]].concat());
         assert_eq!(routes(mixed(), Manner::Pieces), native);
         assert_eq!(routes(mixed(), Manner::Whole), whole);

@@ -102,7 +102,7 @@ impl Shared {
     /// None where it does not say.
     async fn their_tokens_of_text(&self, text: &str) -> Result<Option<Vec<u32>>, String> {
         match self.make {
-            Make::Vllm => {
+            Make::Vllm | Make::Sglang => {
                 self.tokens(json!({"model": self.model_name(), "prompt": text}))
                     .await
             }
@@ -123,8 +123,11 @@ impl Shared {
         if let Some(tools) = tools {
             ask["tools"] = tools;
         }
-        if self.make == Make::Vllm {
-            return self.tokens(ask).await;
+        match self.make {
+            Make::Vllm => return self.tokens(ask).await,
+            // Cuts prompts only.
+            Make::Sglang => return Ok(None),
+            Make::LlamaCpp => {}
         }
         let Some(rendered) = self.said("/apply-template", ask).await? else {
             return Ok(None);

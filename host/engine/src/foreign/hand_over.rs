@@ -2,11 +2,13 @@
 //! and is looked at before: an engine that is told to take KV without being told from where does not survive it.
 
 use super::EngineUrl;
+use super::slots::Slots;
 use crate::splice::{Edit, field};
 use portolan_ports::WholeJob;
 use serde::Deserialize;
 use serde_json::Value;
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The field that both legs speak through.
@@ -14,6 +16,9 @@ pub(super) const FIELD: &str = "kv_transfer_params";
 
 /// What a prefill instance of the pulling kind is told.
 const OFFER: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// The fields that SGLang's legs find each other by.
+pub(super) const ROOM: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
 /// Where vLLM answers which of its engines prefills, unless told otherwise.
 const BOOTSTRAP_PORT: u16 = 8998;
@@ -31,6 +36,16 @@ pub enum Connector {
         /// The prefill instance's bootstrap server; none: port 8998 of its host.
         bootstrap: Option<EngineUrl>,
     },
+    /// SGLang's bootstrap: both at once, told which room they meet in.
+    Bootstrap {
+        /// The prefill instance's bootstrap server; none: port 8998 of its host.
+        server: Option<EngineUrl>,
+    },
+    /// llama.cpp's slots, saved to files and restored: prefill first.
+    Slots {
+        /// Where the server saves them (its `--slot-save-path`).
+        folder: PathBuf,
+    },
 }
 
 /// The same, ready for use.
@@ -38,15 +53,21 @@ pub enum Connector {
 pub(crate) enum Handing {
     Nixl,
     Mooncake { bootstrap: EngineUrl },
+    Bootstrap { server: EngineUrl },
+    Slots(Arc<Slots>),
 }
 
 impl Handing {
     pub(super) fn new(connector: Connector, url: &EngineUrl) -> Self {
+        let usual = || EngineUrl(format!("http://{}:{BOOTSTRAP_PORT}", url.host()));
         match connector {
             Connector::Nixl => Self::Nixl,
+            Connector::Bootstrap { server } => Self::Bootstrap {
+                server: server.unwrap_or_else(usual),
+            },
+            Connector::Slots { folder } => Self::Slots(Arc::new(Slots::new(folder))),
             Connector::Mooncake { bootstrap } => Self::Mooncake {
-                bootstrap: bootstrap
-                    .unwrap_or_else(|| EngineUrl(format!("http://{}:{BOOTSTRAP_PORT}", url.host()))),
+                bootstrap: bootstrap.unwrap_or_else(usual),
             },
         }
     }
@@ -78,6 +99,24 @@ pub(super) fn named_transfer(transfer: &str, bootstrap: &EngineUrl, engine: &str
             r#"{{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":{transfer},"remote_bootstrap_addr":{bootstrap},"remote_engine_id":{engine}}}"#
         ),
     )
+}
+
+/// Where both legs of a request meet, for SGLang: a room of 63 bits at the prefill instance's bootstrap server.
+pub(super) fn room(server: &EngineUrl, drawn: u64) -> String {
+    let values = [
+        Value::from(server.host()),
+        Value::from(server.port().unwrap_or(BOOTSTRAP_PORT)),
+        Value::from(drawn >> 1),
+    ];
+    let fields: serde_json::Map<_, _> = ROOM.into_iter().map(str::to_owned).zip(values).collect();
+    Value::Object(fields).to_string()
+}
+
+/// What a leg is told of its room: fields of the request's own.
+pub(super) fn room_edits(room: &str) -> Vec<Edit<'static>> {
+    let said: Value = serde_json::from_str(room).unwrap_or_default();
+    let told = ROOM.map(|name| Edit::Set(name, said[name].to_string().into()));
+    told.to_vec()
 }
 
 /// What of a prefill's answer concerns the other leg.

@@ -2,8 +2,9 @@
 
 use super::hand_over::{self, FIELD, Handing};
 use super::meter::{Delivery, InFlight};
+use super::slots::{self, Slot};
 use super::watch::FILLS_A_BLOCK;
-use super::{ForeignInstance, Make, Shared};
+use super::{EngineUrl, ForeignInstance, Make, Shared};
 use crate::splice::{Edit, field, splice};
 use crate::wire::{WireError, whole};
 use async_trait::async_trait;
@@ -49,13 +50,12 @@ impl WholeRequests for ForeignInstance {
     async fn answer(&self, job: WholeJob, params: Option<Arc<str>>) -> Result<WholeAnswer, EngineError> {
         let shared = &self.shared;
         let cancel = job.cancel.clone();
-        let edit = match params.as_deref() {
-            Some(params) => Edit::Set(FIELD, Cow::Borrowed(params)),
-            None => Edit::Remove(FIELD),
-        };
         let mut in_flight = shared.meter.sent(job.uncached, delivery(&job));
-        let sent = shared.send(&job, vec![edit]);
-        let answer = tokio::select! {
+        let sent = async {
+            let (edits, slot) = shared.taking(params.as_deref()).await;
+            Ok::<_, EngineError>((shared.send(&job, edits).await?, slot))
+        };
+        let (answer, slot) = tokio::select! {
             biased;
             () = cancel.cancelled() => return Err(EngineError::Cancelled),
             answer = sent => answer?,
@@ -74,18 +74,22 @@ impl WholeRequests for ForeignInstance {
             body: answer.into_body(),
             in_flight,
             cancel,
+            _slot: slot,
         });
         Ok(WholeAnswer { head, body })
     }
 
     async fn offer(&self, job: WholeJob) -> Result<Offer, EngineError> {
         match &self.shared.handing {
-            Some(Handing::Nixl) => {
-                let said = self.shared.prefill_leg(&job, None).await?;
+            Some(pulled @ (Handing::Nixl | Handing::Slots(_))) => {
+                let said = match pulled {
+                    Handing::Slots(slots) => self.shared.slot_leg(slots, &job).await?,
+                    _ => self.shared.prefill_leg(&job, None).await?,
+                };
                 if said.unusable {
                     self.shared.counts.unusable_offers.fetch_add(1, Relaxed);
                     tracing::warn!(instance = %self.shared.description.instance, request = %job.request,
-                        "a prefill answered with kv_transfer_params that would kill a decode engine; it computes instead");
+                        "a prefill answered with nothing that a decode engine can use; it computes instead");
                 }
                 let handed = Handed { cached: said.cached };
                 Ok(Offer {
@@ -94,6 +98,7 @@ impl WholeRequests for ForeignInstance {
                 })
             }
             Some(Handing::Mooncake { .. }) => self.shared.push_leg(job).await,
+            Some(Handing::Bootstrap { server }) => Ok(self.shared.room_leg(job, server)),
             None => Err(EngineError::BadJob(
                 "this instance hands its KV to no other".to_owned(),
             )),
@@ -103,6 +108,12 @@ impl WholeRequests for ForeignInstance {
     fn release(&self, job: WholeJob, params: Arc<str>) {
         let shared = Arc::clone(&self.shared);
         shared.counts.released_offers.fetch_add(1, Relaxed);
+        match shared.handing {
+            Some(Handing::Slots(_)) => return slots::discard(&params),
+            // Both legs were begun together, and end together.
+            Some(Handing::Bootstrap { .. }) => return,
+            _ => {}
+        }
         tokio::spawn(async move {
             // The least that makes an engine take the KV: what it generates is thrown away.
             let mut edits = hand_over::prefill_edits(Some(&params));
@@ -119,14 +130,39 @@ impl WholeRequests for ForeignInstance {
     }
 
     fn is_parted(&self, job: &WholeJob, prompt_tokens: u32) -> bool {
-        self.shared.handing.is_some() && hand_over::is_parted(job, prompt_tokens)
+        let may = match &self.shared.handing {
+            None => false,
+            // What may not be kept is not written to a disk.
+            Some(Handing::Slots(_)) => job.salt.root.is_some(),
+            Some(_) => true,
+        };
+        may && hand_over::is_parted(job, prompt_tokens)
     }
 }
 
 impl Shared {
+    /// What a request is told of KV that another instance has, and the slot that KV was restored into.
+    async fn taking<'p>(&self, params: Option<&'p str>) -> (Vec<Edit<'p>>, Option<Slot>) {
+        match (&self.handing, params) {
+            (_, None) => (vec![Edit::Remove(FIELD)], None),
+            (Some(Handing::Slots(slots)), Some(params)) => {
+                let slot = self.restored(slots, params).await;
+                let mut edits = vec![Edit::Remove(FIELD)];
+                edits.extend(slot.iter().flat_map(Slot::edits));
+                (edits, slot)
+            }
+            (Some(Handing::Bootstrap { .. }), Some(room)) => {
+                let mut edits = hand_over::room_edits(room);
+                edits.push(Edit::Remove(FIELD));
+                (edits, None)
+            }
+            (_, Some(params)) => (vec![Edit::Set(FIELD, Cow::Borrowed(params))], None),
+        }
+    }
+
     /// Sends a request with the changes that every leg has, and `edits`. What the engine says is wrong with the request
     /// is an answer; what is wrong with the engine is an error.
-    async fn send(
+    pub(super) async fn send(
         &self,
         job: &WholeJob,
         mut edits: Vec<Edit<'_>>,
@@ -140,6 +176,10 @@ impl Shared {
             ),
             false => Edit::Remove("cache_salt"),
         });
+        if self.make == Make::Sglang {
+            // Of a client's own: a room that nobody comes to is waited in. What was set before counts.
+            edits.extend(hand_over::ROOM.map(Edit::Remove));
+        }
         if self.make == Make::LlamaCpp && job.salt.root.is_none() {
             // What nobody may find again is not kept for the next request of its slot.
             edits.push(Edit::Set("cache_prompt", "false".into()));
@@ -184,6 +224,37 @@ impl Shared {
         }
     }
 
+    /// Both legs at once, each with the client's own request: SGLang's prefill engines end it when the prompt is computed.
+    fn room_leg(self: &Arc<Self>, job: WholeJob, server: &EngineUrl) -> Offer {
+        let room = hand_over::room(server, self.random.next_u64());
+        let (shared, told) = (Arc::clone(self), room.clone());
+        let prefilling = async move {
+            let mut in_flight = shared.meter.sent(job.uncached, delivery(&job));
+            let mut edits = hand_over::room_edits(&told);
+            edits.push(Edit::Remove(FIELD));
+            let work = async {
+                let answer = shared.send(&job, edits).await?;
+                whole(answer).await.map_err(|e| broken(&e))
+            };
+            let (status, body) = tokio::select! {
+                biased;
+                () = job.cancel.cancelled() => return Err(EngineError::Cancelled),
+                answered = work => answered?,
+            };
+            in_flight.piece();
+            match status.is_success() {
+                true => Ok(Handed {
+                    cached: hand_over::read_answer(&body).cached,
+                }),
+                false => Err(EngineError::BadJob(shorten(&body))),
+            }
+        };
+        Offer {
+            params: Some(room.into()),
+            prefilling: Box::pin(prefilling),
+        }
+    }
+
     /// Both legs at once: the transfer is named here, and the prefill runs on while the other leg is asked.
     async fn push_leg(self: &Arc<Self>, job: WholeJob) -> Result<Offer, EngineError> {
         let Some(Handing::Mooncake { bootstrap }) = self.handing.clone() else {
@@ -219,6 +290,8 @@ struct Body {
     body: Incoming,
     in_flight: InFlight,
     cancel: portolan_ports::Cancel,
+    /// The slot that generates it, where KV was restored into one.
+    _slot: Option<Slot>,
 }
 
 #[async_trait]
@@ -285,10 +358,10 @@ async fn failure(answer: Response<Incoming>) -> String {
     format!("it answered {status}: {said}")
 }
 
-fn shorten(body: &[u8]) -> String {
+pub(super) fn shorten(body: &[u8]) -> String {
     String::from_utf8_lossy(&body[..body.len().min(FAILURE_BYTES)]).into_owned()
 }
 
-fn broken(error: &WireError) -> EngineError {
+pub(super) fn broken(error: &WireError) -> EngineError {
     EngineError::Broken(error.to_string())
 }

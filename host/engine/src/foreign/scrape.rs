@@ -36,6 +36,7 @@ pub(super) fn scrape(make: Make, page: &str) -> Scraped {
         let prefix = match make {
             Make::Vllm => "vllm",
             Make::LlamaCpp => "llamacpp",
+            Make::Sglang => "sglang",
         };
         let Some(name) = name
             .strip_prefix(prefix)
@@ -44,19 +45,27 @@ pub(super) fn scrape(make: Make, page: &str) -> Scraped {
             continue;
         };
         match (make, name) {
-            (Make::Vllm, "num_requests_waiting") | (Make::LlamaCpp, "requests_deferred") => {
+            (Make::Vllm, "num_requests_waiting")
+            | (Make::LlamaCpp, "requests_deferred")
+            | (Make::Sglang, "num_queue_reqs") => {
                 scraped.waiting += value;
             }
-            (Make::Vllm, "num_requests_running") | (Make::LlamaCpp, "requests_processing") => {
+            (Make::Vllm, "num_requests_running")
+            | (Make::LlamaCpp, "requests_processing")
+            | (Make::Sglang, "num_running_reqs") => {
                 scraped.running += value;
             }
             (Make::Vllm, "kv_cache_usage_perc" | "gpu_cache_usage_perc")
-            | (Make::LlamaCpp, "kv_cache_usage_ratio") => {
+            | (Make::LlamaCpp, "kv_cache_usage_ratio")
+            | (Make::Sglang, "token_usage") => {
                 shares += value;
                 share_lines += 1;
             }
             (Make::Vllm, "cache_config_info") => {
                 scraped.block_tokens = label(labels, "block_size").and_then(|size| size.parse().ok());
+            }
+            (Make::Sglang, "cache_config_info") => {
+                scraped.block_tokens = label(labels, "page_size").and_then(|size| size.parse().ok());
             }
             _ => continue,
         }
@@ -102,6 +111,25 @@ mod tests {
             );
         }
         assert!(!scrape(Make::Vllm, "other 1\n").known);
+    }
+
+    #[test]
+    fn sglang_has_names_of_its_own() {
+        let page = |colon: &str| {
+            format!(
+                "sglang{colon}num_running_reqs{{tp_rank=\"0\"}} 3.0\nsglang{colon}num_queue_reqs{{tp_rank=\"0\"}} 2.0\n\
+                 sglang{colon}token_usage{{tp_rank=\"0\"}} 0.25\n\
+                 sglang{colon}cache_config_info{{num_pages=\"100\",page_size=\"64\"}} 1.0\n"
+            )
+        };
+        for colon in [":", "_"] {
+            let scraped = scrape(Make::Sglang, &page(colon));
+            assert_eq!(
+                (scraped.running, scraped.waiting, scraped.kv_used),
+                (3.0, 2.0, 0.25)
+            );
+            assert_eq!((scraped.block_tokens, scraped.known), (Some(64), true));
+        }
     }
 
     #[test]

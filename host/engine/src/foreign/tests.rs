@@ -5,6 +5,8 @@ mod kv;
 mod llama;
 mod parted;
 mod process;
+mod sglang;
+mod slots;
 mod traffic;
 mod world;
 

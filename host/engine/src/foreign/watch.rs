@@ -251,7 +251,7 @@ impl Shared {
         };
         let counts = &self.counts;
         let up = u64::from(self.up.load(Ordering::Relaxed));
-        vec![
+        let mut samples = vec![
             sample(
                 "engine_up",
                 "whether an engine that is not ours answers",
@@ -297,6 +297,37 @@ impl Shared {
                 "texts of the start-up check that an engine cuts into other tokens than the host",
                 Reading::Counter(count(&counts.token_mismatches)),
             ),
-        ]
+        ];
+        if let Some(store) = &self.store {
+            let counts = &store.counts;
+            samples.extend([
+                sample(
+                    "engine_kv_store_bytes",
+                    "KV that an engine handed to the host, or that came for it",
+                    Reading::Gauge(store.used()),
+                ),
+                sample(
+                    "engine_kv_store_saved_blocks",
+                    "blocks that an engine handed to the host",
+                    Reading::Counter(count(&counts.saved)),
+                ),
+                sample(
+                    "engine_kv_store_received_blocks",
+                    "blocks that came for an engine from other sites",
+                    Reading::Counter(count(&counts.received)),
+                ),
+                sample(
+                    "engine_kv_store_loaded_blocks",
+                    "blocks that an engine took from the host",
+                    Reading::Counter(count(&counts.loaded)),
+                ),
+                sample(
+                    "engine_kv_store_refused_blocks",
+                    "blocks that were damaged, or gone when they were asked for",
+                    Reading::Counter(count(&counts.refused)),
+                ),
+            ]);
+        }
+        samples
     }
 }

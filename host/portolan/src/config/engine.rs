@@ -1,8 +1,10 @@
 //! Engines that are not ours, as instances of a site.
 
 use super::{ConfigError, InstanceConfig, SiteConfig};
+use portolan_base::INDEX_BLOCK_TOKENS;
+use portolan_base::kv::KvDtype;
 use portolan_decide::Serving;
-use portolan_engine::foreign::{CommandConfig, Connector, EngineUrl, EventsConfig, Make};
+use portolan_engine::foreign::{CommandConfig, Connector, EngineUrl, EventsConfig, KvStoreConfig, Make};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -23,6 +25,8 @@ pub enum EngineKind {
     Vllm,
     /// llama.cpp's server.
     LlamaCpp,
+    /// SGLang.
+    Sglang,
 }
 
 impl EngineKind {
@@ -32,6 +36,7 @@ impl EngineKind {
             Self::Native => None,
             Self::Vllm => Some(Make::Vllm),
             Self::LlamaCpp => Some(Make::LlamaCpp),
+            Self::Sglang => Some(Make::Sglang),
         }
     }
 }
@@ -58,6 +63,8 @@ pub struct ServerConfig {
     pub kv_events: Option<KvEventsConfig>,
     /// How it hands KV to other instances.
     pub hand_over: Option<HandOverConfig>,
+    /// Where it hands KV to the host and takes it from there: vLLM with Portolan's connector.
+    pub kv_store: Option<StoreConfig>,
 }
 
 /// Where an engine publishes its cache events.
@@ -74,18 +81,39 @@ pub struct KvEventsConfig {
     pub ranks: u16,
 }
 
+/// KV of an engine that lies with the host.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StoreConfig {
+    /// The local socket that the host listens at and the connector is given.
+    pub socket: PathBuf,
+    /// Most memory of it.
+    #[serde(default = "default_store_mib")]
+    pub mib: u64,
+    /// Tokens in a block of the engine (its `--block-size`). Sites that copy KV to each other need the same.
+    #[serde(default = "default_block_tokens")]
+    pub block_tokens: u32,
+    /// Number format of its KV, where that is not the one the model's files are in.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub dtype: Option<KvDtype>,
+}
+
 /// How an engine hands KV to others.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HandOverConfig {
-    /// `nixl` or `mooncake`.
+    /// `nixl` or `mooncake` (vLLM), `bootstrap` (SGLang), `slots` (llama.cpp).
     pub connector: ConnectorName,
     /// Instances of a site with the same word work together.
     #[serde(default = "default_group")]
     pub group: String,
-    /// Mooncake's bootstrap server; none: port 8998 of the engine's host.
+    /// Mooncake's or SGLang's bootstrap server; none: port 8998 of the engine's host.
     #[serde(default)]
     pub bootstrap: Option<String>,
+    /// For `slots`: the folder that the server saves slots in, its `--slot-save-path`.
+    #[serde(default)]
+    pub folder: Option<PathBuf>,
 }
 
 /// A connector, as vLLM calls it.
@@ -96,6 +124,10 @@ pub enum ConnectorName {
     Nixl,
     /// MooncakeConnector.
     Mooncake,
+    /// SGLang's.
+    Bootstrap,
+    /// llama.cpp's saved slots.
+    Slots,
 }
 
 impl ServerConfig {
@@ -123,16 +155,31 @@ impl ServerConfig {
         })
     }
 
+    /// Where its KV lies with the host.
+    pub fn store(&self) -> Option<KvStoreConfig> {
+        self.kv_store.as_ref().map(|store| KvStoreConfig {
+            socket: store.socket.clone(),
+            most: store.mib.saturating_mul(1 << 20),
+        })
+    }
+
     /// How it hands KV over.
     pub fn connector(&self) -> Option<Connector> {
         let hand_over = self.hand_over.as_ref()?;
+        let bootstrap = || {
+            hand_over
+                .bootstrap
+                .as_deref()
+                .and_then(|url| EngineUrl::parse(url).ok())
+        };
         Some(match hand_over.connector {
             ConnectorName::Nixl => Connector::Nixl,
+            ConnectorName::Bootstrap => Connector::Bootstrap { server: bootstrap() },
+            ConnectorName::Slots => Connector::Slots {
+                folder: hand_over.folder.clone()?,
+            },
             ConnectorName::Mooncake => Connector::Mooncake {
-                bootstrap: hand_over
-                    .bootstrap
-                    .as_deref()
-                    .and_then(|url| EngineUrl::parse(url).ok()),
+                bootstrap: bootstrap(),
             },
         })
     }
@@ -145,7 +192,11 @@ pub(super) fn serving(site: &SiteConfig, instance: &InstanceConfig) -> Serving {
     }
     let group = |instance: &InstanceConfig| Some(instance.server.as_ref()?.hand_over.as_ref()?.group.clone());
     let Some(own) = group(instance) else {
-        return Serving::Whole;
+        let stored = instance
+            .server
+            .as_ref()
+            .is_some_and(|server| server.kv_store.is_some());
+        return if stored { Serving::Stored } else { Serving::Whole };
     };
     let first = site
         .instances
@@ -160,6 +211,24 @@ pub(super) fn resolve(instance: &mut InstanceConfig, base: &Path) {
         && log.is_relative()
     {
         *log = base.join(&*log);
+    }
+    let store = instance
+        .server
+        .as_mut()
+        .and_then(|server| server.kv_store.as_mut());
+    if let Some(store) = store
+        && store.socket.is_relative()
+    {
+        store.socket = base.join(&store.socket);
+    }
+    let hand_over = instance
+        .server
+        .as_mut()
+        .and_then(|server| server.hand_over.as_mut());
+    if let Some(folder) = hand_over.and_then(|hand_over| hand_over.folder.as_mut())
+        && folder.is_relative()
+    {
+        *folder = base.join(&*folder);
     }
 }
 
@@ -195,13 +264,64 @@ pub(super) fn check(
         let problem = "llama.cpp cannot keep the caches of several tenants apart: serve one tenant, or use another engine";
         return wrong("engine", problem);
     }
-    if instance.engine == EngineKind::LlamaCpp && (server.hand_over.is_some() || server.kv_events.is_some()) {
-        return wrong(
-            "server",
-            "llama.cpp has neither cache events nor a hand-over of KV",
-        );
+    if instance.engine == EngineKind::LlamaCpp && server.kv_events.is_some() {
+        return wrong("server.kv_events", "llama.cpp has no cache events");
     }
-    Ok(())
+    if let Some(store) = &server.kv_store {
+        if instance.engine != EngineKind::Vllm {
+            return wrong("server.kv_store", "only vLLM has a connector for it");
+        }
+        if server.hand_over.is_some() {
+            return wrong(
+                "server.kv_store",
+                "an engine has one connector: `kv_store` or `hand_over`",
+            );
+        }
+        if store.block_tokens == 0 || !store.block_tokens.is_multiple_of(INDEX_BLOCK_TOKENS as u32) {
+            return wrong(
+                "server.kv_store.block_tokens",
+                "blocks have a multiple of 16 tokens",
+            );
+        }
+    }
+    check_hand_over(&wrong, instance.engine, server)
+}
+
+fn check_hand_over(
+    wrong: &dyn Fn(&str, &str) -> Result<(), ConfigError>,
+    engine: EngineKind,
+    server: &ServerConfig,
+) -> Result<(), ConfigError> {
+    let Some(hand_over) = &server.hand_over else {
+        return Ok(());
+    };
+    let by_slots = hand_over.connector == ConnectorName::Slots;
+    let problem = match (engine, hand_over.connector) {
+        (EngineKind::LlamaCpp, ConnectorName::Slots) => None,
+        (EngineKind::Sglang, ConnectorName::Bootstrap) => None,
+        (EngineKind::Vllm, ConnectorName::Nixl | ConnectorName::Mooncake) => None,
+        (EngineKind::LlamaCpp, _) => Some("llama.cpp hands its KV over by `slots` only"),
+        (EngineKind::Sglang, _) => Some("SGLang hands its KV over by `bootstrap` only"),
+        (EngineKind::Vllm | EngineKind::Native, _) => Some("vLLM hands its KV over by `nixl` or `mooncake`"),
+    };
+    match (problem, by_slots, &hand_over.folder) {
+        (Some(problem), ..) => wrong("server.hand_over.connector", problem),
+        (None, true, None) => wrong(
+            "server.hand_over.folder",
+            "say where the server saves slots, its `--slot-save-path`",
+        ),
+        (None, false, Some(_)) => wrong("server.hand_over.folder", "only `slots` are saved in a folder"),
+        _ => Ok(()),
+    }
+}
+
+fn default_store_mib() -> u64 {
+    1024
+}
+
+/// What vLLM takes on GPUs unless told otherwise.
+fn default_block_tokens() -> u32 {
+    16
 }
 
 fn one_rank() -> u16 {
@@ -230,7 +350,8 @@ mod tests {
             {name: v, model: m, engine: vllm, server: {url: 'http://h:8000'}}, \
             {name: p, model: m, role: prefill, engine: vllm, server: {url: 'http://h:8001', hand_over: {connector: nixl}}}, \
             {name: d, model: m, role: decode, engine: vllm, server: {url: 'http://h:8002', command: [vllm, serve], \
-             env: {A: b}, kv_events: {endpoint: 'tcp://h:5557', ranks: 2}, hand_over: {connector: mooncake}}}";
+             env: {A: b}, kv_events: {endpoint: 'tcp://h:5557', ranks: 2}, hand_over: {connector: mooncake}}}, \
+            {name: s, model: m, engine: vllm, server: {url: 'http://h:8003', kv_store: {socket: /run/s.sock, mib: 2}}}";
         let config = parse(text, "{name: t, keys: [k]}").unwrap();
         let site = &config.sites[0];
         let all: Vec<Serving> = site.instances.iter().map(|i| serving(site, i)).collect();
@@ -240,7 +361,8 @@ mod tests {
                 Serving::Pieces,
                 Serving::Whole,
                 Serving::Handing(2),
-                Serving::Handing(2)
+                Serving::Handing(2),
+                Serving::Stored
             ]
         );
         let server = site.instances[3].server.as_ref().unwrap();
@@ -251,6 +373,8 @@ mod tests {
         );
         assert_eq!(server.events().unwrap().ranks, 2);
         assert_eq!(server.connector(), Some(Connector::Mooncake { bootstrap: None }));
+        let store = site.instances[4].server.as_ref().unwrap().store().unwrap();
+        assert_eq!((store.socket, store.most), ("/run/s.sock".into(), 2 << 20));
     }
 
     #[test]
@@ -272,6 +396,41 @@ mod tests {
                 "{name: v, model: m, engine: llama-cpp, server: {url: 'http://h:1'}}",
                 two,
                 "several tenants",
+            ),
+            (
+                "{name: v, model: m, engine: llama-cpp, server: {url: 'http://h:1', hand_over: {connector: nixl}}}",
+                "",
+                "by `slots` only",
+            ),
+            (
+                "{name: v, model: m, engine: llama-cpp, server: {url: 'http://h:1', kv_store: {socket: s}}}",
+                "",
+                "only vLLM",
+            ),
+            (
+                "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', kv_store: {socket: s, block_tokens: 24}}}",
+                "",
+                "a multiple of 16",
+            ),
+            (
+                "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', kv_store: {socket: s}, hand_over: {connector: nixl}}}",
+                "",
+                "one connector",
+            ),
+            (
+                "{name: v, model: m, engine: llama-cpp, server: {url: 'http://h:1', hand_over: {connector: slots}}}",
+                "",
+                "--slot-save-path",
+            ),
+            (
+                "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', hand_over: {connector: slots, folder: f}}}",
+                "",
+                "by `nixl` or `mooncake`",
+            ),
+            (
+                "{name: v, model: m, engine: sglang, server: {url: 'http://h:1', hand_over: {connector: nixl}}}",
+                "",
+                "by `bootstrap` only",
             ),
             (
                 "{name: v, model: m, engine: tgi, server: {url: 'http://h:1'}}",

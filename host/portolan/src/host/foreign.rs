@@ -2,8 +2,9 @@
 
 use super::parts::{HostError, Model, Shared};
 use crate::config::{InstanceConfig, SiteConfig};
+use portolan_base::kv::KvLayout;
 use portolan_engine::foreign::{ForeignConfig, ForeignInstance};
-use portolan_ports::Engine;
+use portolan_ports::{Engine, EngineDescription};
 use std::sync::Arc;
 
 /// Begins to watch one, and starts its process where the configuration says how.
@@ -16,7 +17,7 @@ pub(super) fn start(
     let server = instance.server.as_ref().ok_or_else(broken)?;
     let log = format!("{}-{}.log", site.name, instance.name);
     let config = ForeignConfig {
-        description: model.described(instance),
+        description: described(model, instance),
         make: instance.engine.make().ok_or_else(broken)?,
         url: server.address().ok_or_else(broken)?,
         served_name: server.served_name.clone(),
@@ -24,6 +25,7 @@ pub(super) fn start(
         key: server.api_key.clone(),
         events: server.events(),
         connector: server.connector(),
+        kv_store: server.store(),
         text: model.text(),
         random: Arc::clone(&shared.random),
     };
@@ -33,4 +35,23 @@ pub(super) fn start(
         source,
     })?;
     Ok(Arc::new(started))
+}
+
+/// What it is. Where its KV lies with the host, that is cut into the engine's own blocks.
+fn described(model: &Model, instance: &InstanceConfig) -> EngineDescription {
+    let description = model.described(instance);
+    let store = instance
+        .server
+        .as_ref()
+        .and_then(|server| server.kv_store.as_ref());
+    let Some(store) = store else { return description };
+    let layout = description.layout.as_ref();
+    EngineDescription {
+        layout: Arc::new(KvLayout {
+            block_tokens: store.block_tokens,
+            dtype: store.dtype.unwrap_or(layout.dtype),
+            ..layout.clone()
+        }),
+        ..description
+    }
 }

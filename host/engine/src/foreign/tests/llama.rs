@@ -4,19 +4,29 @@
 use super::world::*;
 use super::*;
 use crate::load::ModelFiles;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
-#[tokio::test]
-async fn the_real_server_serves_cuts_text_as_the_host_does_and_ends_with_the_instance() {
-    let Some(python) = std::env::var_os("PORTOLAN_XLLAMACPP") else {
+/// A Python with the server, where there is one.
+pub(super) fn python() -> Option<String> {
+    let python = std::env::var("PORTOLAN_XLLAMACPP").ok();
+    if python.is_none() {
         let line = "skipped: PORTOLAN_XLLAMACPP is not set; make check-engines runs llama.cpp's server\n";
         // To the real stderr, which the test runner shows.
         drop(std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()));
-        return;
-    };
+    }
+    python
+}
+
+/// An instance that starts the server; slots and log are in `folder`.
+pub(super) async fn llama(
+    python: &str,
+    folder: &Path,
+    connector: Option<Connector>,
+) -> (ForeignInstance, SocketAddr) {
     let models =
         std::env::var_os("PORTOLAN_MODEL_DIR").expect("PORTOLAN_MODEL_DIR names the folder of models");
     let model = Path::new(&models).join(MODEL);
@@ -24,30 +34,39 @@ async fn the_real_server_serves_cuts_text_as_the_host_does_and_ends_with_the_ins
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
-    let folder = tempfile::tempdir().unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/engines/llama-server.py");
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let mut config = ForeignConfig {
         make: Make::LlamaCpp,
         command: Some(CommandConfig {
             command: vec![
-                python.to_str().unwrap().to_owned(),
+                python.to_owned(),
                 text(&script),
                 text(&model),
                 address.port().to_string(),
+                text(folder),
             ],
             env: Vec::new(),
-            log: folder.path().join("llama.log"),
+            log: folder.join("llama.log"),
             ready_within: Duration::from_secs(120),
         }),
         text: files.text(),
+        connector,
         ..config(address)
     };
     config.description.vocabulary = files.vocabulary();
     config.description.context_tokens = portolan_base::Tokens(1024);
     let instance = ForeignInstance::start(config).unwrap();
-    let said = || std::fs::read_to_string(folder.path().join("llama.log")).unwrap_or_default();
+    let said = || std::fs::read_to_string(folder.join("llama.log")).unwrap_or_default();
     assert!(instance.until_up(Duration::from_secs(120)).await, "{}", said());
+    (instance, address)
+}
+
+#[tokio::test]
+async fn the_real_server_serves_cuts_text_as_the_host_does_and_ends_with_the_instance() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (instance, address) = llama(&python, folder.path(), None).await;
     assert_eq!(
         instance.shared.counts.token_mismatches.load(Relaxed),
         0,

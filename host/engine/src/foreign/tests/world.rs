@@ -87,6 +87,7 @@ pub(super) fn config(address: SocketAddr) -> ForeignConfig {
         key: None,
         events: None,
         connector: None,
+        kv_store: None,
         text: Arc::new(FakeText::new()),
         random: Arc::new(Dice),
     }

@@ -1,0 +1,215 @@
+//! Answers the connector. A connection that says what cannot be understood is told why and closed; the engine computes
+//! then, and nobody else notices.
+
+use super::super::ForeignError;
+use super::frame::{
+    Checksums, Count, Frame, FrameError, Hello, Kind, PAYLOAD_MOST, Prompt, Refused, VERSION, Welcome,
+};
+use super::{Block, Given, KvStore};
+use bytes::{Bytes, BytesMut};
+use portolan_base::kv::{KvDtype, LayerKv};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// Connections of one engine: its scheduler's and its workers', and those of a process before it that are not closed yet.
+const CONNECTIONS: usize = 16;
+
+/// Where an engine hands its KV over, and how much of it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvStoreConfig {
+    /// The socket's path.
+    pub socket: PathBuf,
+    /// Most bytes kept.
+    pub most: u64,
+}
+
+/// Begins to listen. A socket that an earlier process left is replaced; any other file is left alone.
+pub(in crate::foreign) fn bind(path: &Path) -> Result<UnixListener, ForeignError> {
+    let failed = |error: std::io::Error| ForeignError::Socket {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    // Who can write to it can give the engine other KV than it computed.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Serves connections until the instance ends.
+pub(in crate::foreign) async fn run(store: Arc<KvStore>, listener: UnixListener) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+            return;
+        };
+        let Ok((mut stream, _)) = listener.accept().await else {
+            // Out of file descriptors, most likely: without a pause this would be a busy loop.
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            continue;
+        };
+        let store = Arc::clone(&store);
+        connections.spawn(async move {
+            let _permit = permit;
+            if let Err(error) = connection(&store, &mut stream).await {
+                tracing::warn!(%error, "the engine's connection is closed");
+                let refused = Refused {
+                    reason: error.to_string(),
+                };
+                if let Ok(frame) = Frame::new(Kind::Refused, &refused, Bytes::new()) {
+                    // It may be gone.
+                    drop(frame.write(&mut stream).await);
+                }
+            }
+        });
+    }
+}
+
+async fn connection(store: &KvStore, stream: &mut UnixStream) -> Result<(), FrameError> {
+    let Some(first) = Frame::read(stream).await? else {
+        return Ok(());
+    };
+    if first.kind != Kind::Hello {
+        return Err(FrameError::Content("the first frame is not a hello".to_owned()));
+    }
+    let welcome = store.admit(&first.fields()?)?;
+    Frame::new(Kind::Welcome, &welcome, Bytes::new())?
+        .write(stream)
+        .await?;
+    while let Some(frame) = Frame::read(stream).await? {
+        store.answer(&frame)?.write(stream).await?;
+    }
+    Ok(())
+}
+
+impl KvStore {
+    /// Whether what the engine says of its KV is what is kept here.
+    fn admit(&self, hello: &Hello) -> Result<Welcome, FrameError> {
+        let layout = self.layout();
+        let dtype = match layout.dtype {
+            KvDtype::F32 => "f32",
+            KvDtype::Bf16 => "bf16",
+            KvDtype::F16 => "f16",
+        };
+        let shape = LayerKv::FullAttention {
+            kv_heads: hello.kv_heads,
+            head_dim: hello.head_dim,
+        };
+        let same = hello.layers as usize == layout.layers.len()
+            && layout.layers.iter().all(|layer| *layer == shape)
+            && hello.dtype == dtype
+            && hello.block_tokens == layout.block_tokens;
+        if !same {
+            return Err(FrameError::Content(format!(
+                "{} keeps {} layers of {} heads of {} in {}, blocks of {} tokens; here are {} layers like {:?} in {dtype}, \
+                 blocks of {} tokens",
+                hello.engine,
+                hello.layers,
+                hello.kv_heads,
+                hello.head_dim,
+                hello.dtype,
+                hello.block_tokens,
+                layout.layers.len(),
+                layout.layers.first(),
+                layout.block_tokens
+            )));
+        }
+        Ok(Welcome {
+            version: VERSION,
+            block_bytes: self.block_bytes() as u64,
+            payload_most: PAYLOAD_MOST,
+        })
+    }
+
+    fn answer(&self, frame: &Frame) -> Result<Frame, FrameError> {
+        let prompt: Prompt = frame.fields()?;
+        let (tokens, rest) = split(&prompt, &frame.payload)?;
+        match frame.kind {
+            Kind::Find => {
+                let blocks = self.find(&prompt.salt, &tokens) as u32;
+                Frame::new(Kind::Found, &Count { blocks }, Bytes::new())
+            }
+            Kind::Load => self.load(&prompt, &tokens),
+            Kind::Save => self.save(&prompt, &tokens, &rest),
+            other => Err(FrameError::Content(format!("{other:?} is not said by an engine"))),
+        }
+    }
+
+    /// The blocks from `first` to the end of the tokens; fewer where some are gone.
+    fn load(&self, prompt: &Prompt, tokens: &[u32]) -> Result<Frame, FrameError> {
+        let most = usize::try_from(PAYLOAD_MOST).unwrap_or(usize::MAX) / self.block_bytes().max(1);
+        let mut blocks = self.take(&prompt.salt, tokens, prompt.first as usize);
+        blocks.truncate(most);
+        let wanted = (tokens.len() / self.block_tokens()).saturating_sub(prompt.first as usize);
+        self.counts.loaded.fetch_add(blocks.len() as u64, Relaxed);
+        let lacking = wanted.saturating_sub(blocks.len()) as u64;
+        self.counts.refused.fetch_add(lacking, Relaxed);
+        let mut payload = BytesMut::with_capacity(blocks.len() * self.block_bytes());
+        blocks
+            .iter()
+            .for_each(|block| payload.extend_from_slice(&block.bytes));
+        let checksums = blocks.iter().map(|block: &Block| block.checksum).collect();
+        Frame::new(Kind::Blocks, &Checksums { checksums }, payload.freeze())
+    }
+
+    /// Takes blocks whose bytes are those of their checksums. The first that is not ends them: what follows is of no use
+    /// without it.
+    fn save(&self, prompt: &Prompt, tokens: &[u32], bytes: &Bytes) -> Result<Frame, FrameError> {
+        let size = self.block_bytes();
+        let whole = tokens.len() / self.block_tokens();
+        let count = prompt.checksums.len();
+        if bytes.len() != count * size || prompt.first as usize + count > whole {
+            return Err(FrameError::Content(format!(
+                "{count} blocks from block {} on of {} tokens came as {} bytes, not {}",
+                prompt.first,
+                tokens.len(),
+                bytes.len(),
+                count * size
+            )));
+        }
+        let given = prompt.checksums.iter().enumerate().map(|(at, checksum)| {
+            // Of its own: a slice would keep the whole payload alive.
+            (
+                Bytes::copy_from_slice(&bytes[at * size..(at + 1) * size]),
+                *checksum,
+            )
+        });
+        let blocks: Vec<_> = given
+            .take_while(|(bytes, sum)| crc32fast::hash(bytes) == *sum)
+            .collect();
+        let damaged = (count - blocks.len()) as u64;
+        if damaged > 0 {
+            self.counts.refused.fetch_add(damaged, Relaxed);
+            tracing::warn!(damaged, "blocks came damaged from the engine and are not kept");
+        }
+        let kept = self.put(Given {
+            salt: &prompt.salt,
+            tokens,
+            first: prompt.first as usize,
+            blocks,
+        });
+        self.counts.saved.fetch_add(kept as u64, Relaxed);
+        Frame::new(Kind::Saved, &Count { blocks: kept as u32 }, Bytes::new())
+    }
+}
+
+/// The tokens at a payload's beginning, and the rest of it.
+fn split(prompt: &Prompt, payload: &Bytes) -> Result<(Vec<u32>, Bytes), FrameError> {
+    let length = (prompt.tokens as usize).saturating_mul(4);
+    if payload.len() < length {
+        let text = format!("{} tokens are said, {} bytes came", prompt.tokens, payload.len());
+        return Err(FrameError::Content(text));
+    }
+    let numbers = payload[..length].chunks_exact(4);
+    let tokens = numbers.map(|four| u32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+    Ok((tokens.collect(), payload.slice(length..)))
+}

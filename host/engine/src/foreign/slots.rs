@@ -1,0 +1,279 @@
+//! llama.cpp's server keeps KV in slots, and can write one to a file of its folder and read it back. So a prompt is
+//! computed in a slot of one server, saved, restored into a slot of another, and decoded there: a server that
+//! finds other tokens in its slot than were sent computes what it does not find. Such a file has no checksum of its own:
+//! the host takes one when it is saved, and compares before it is restored.
+
+use super::hand_over::{Said, read_answer};
+use super::meter::Delivery;
+use super::requests::{broken, shorten};
+use super::{Shared, hand_over};
+use crate::splice::Edit;
+use crate::wire::whole;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use portolan_ports::{EngineError, WholeJob};
+use serde::{Deserialize, Serialize};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+
+/// How long writing or reading a slot may take. A gigabyte a second is what a disk does: some 100 GB.
+const FILE: Duration = Duration::from_secs(100);
+
+/// How long the server may take to say how many slots it has.
+const ASK: Duration = Duration::from_secs(2);
+
+/// What the files of this host are called; others in the folder are left alone.
+const PREFIX: &str = "portolan-";
+
+/// Where one server saves slots, and which of them are in use by a request that moves its KV.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    folder: PathBuf,
+    free: OnceCell<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    ids: Arc<Mutex<Vec<u32>>>,
+    permits: Arc<Semaphore>,
+}
+
+/// A slot that nobody else moves KV through until this is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    id: u32,
+    ids: Arc<Mutex<Vec<u32>>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.ids.lock().push(self.id);
+    }
+}
+
+impl Slot {
+    /// What sends a request to this slot.
+    pub(super) fn edits(&self) -> [Edit<'static>; 2] {
+        [
+            Edit::Set("id_slot", self.id.to_string().into()),
+            Edit::Set("cache_prompt", "true".into()),
+        ]
+    }
+}
+
+/// A saved slot, as one leg tells the other of it. Never leaves the host.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved {
+    folder: PathBuf,
+    file: String,
+    tokens: u64,
+    /// BLAKE3 of the file.
+    digest: String,
+}
+
+impl Saved {
+    fn path(&self) -> PathBuf {
+        self.folder.join(&self.file)
+    }
+}
+
+#[derive(Deserialize)]
+struct Props {
+    total_slots: u32,
+}
+
+#[derive(Deserialize)]
+struct DidSave {
+    n_saved: u64,
+}
+
+#[derive(Deserialize)]
+struct DidRestore {
+    n_restored: u64,
+}
+
+impl Slots {
+    /// Slots saved in `folder`. What an earlier process left there is removed: nobody asks for it again.
+    pub(super) fn new(folder: PathBuf) -> Self {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+                forget(&entry.path());
+            }
+        }
+        Self {
+            folder,
+            free: OnceCell::new(),
+        }
+    }
+}
+
+impl Shared {
+    /// A slot of its own for a request, once one is free.
+    async fn slot(&self, slots: &Slots) -> Result<Slot, EngineError> {
+        let free = slots.free.get_or_try_init(|| async {
+            let (_, said) = self.upstream.get("/props", ASK).await.map_err(|e| broken(&e))?;
+            let props: Props = serde_json::from_slice(&said)
+                .map_err(|_| EngineError::Broken("it does not say how many slots it has".to_owned()))?;
+            Ok::<_, EngineError>(Free {
+                ids: Arc::new(Mutex::new((0..props.total_slots).rev().collect())),
+                permits: Arc::new(Semaphore::new(props.total_slots as usize)),
+            })
+        });
+        let free: &Free = free.await?;
+        let permit = Arc::clone(&free.permits).acquire_owned().await;
+        let none = || EngineError::Broken("it has no slots".to_owned());
+        let permit = permit.map_err(|_| none())?;
+        let id = free.ids.lock().pop().ok_or_else(none)?;
+        Ok(Slot {
+            id,
+            ids: Arc::clone(&free.ids),
+            _permit: permit,
+        })
+    }
+
+    /// Computes a prompt in a slot and saves that. What the other leg is to know names the file.
+    pub(super) async fn slot_leg(&self, slots: &Slots, job: &WholeJob) -> Result<Said, EngineError> {
+        tokio::select! {
+            biased;
+            () = job.cancel.cancelled() => Err(EngineError::Cancelled),
+            said = self.compute_and_save(slots, job) => said,
+        }
+    }
+
+    async fn compute_and_save(&self, slots: &Slots, job: &WholeJob) -> Result<Said, EngineError> {
+        let slot = self.slot(slots).await?;
+        let mut in_flight = self.meter.sent(job.uncached, Delivery::Streamed);
+        let mut edits = hand_over::prefill_edits(None);
+        edits.retain(|edit| !matches!(edit, Edit::Set(hand_over::FIELD, _)));
+        edits.push(Edit::Remove(hand_over::FIELD));
+        edits.extend(slot.edits());
+        let answer = self.send(job, edits).await?;
+        let (status, body) = whole(answer).await.map_err(|e| broken(&e))?;
+        in_flight.piece();
+        if !status.is_success() {
+            return Err(EngineError::BadJob(shorten(&body)));
+        }
+        let file = format!(
+            "{PREFIX}{:016x}{:016x}.slot",
+            self.random.next_u64(),
+            self.random.next_u64()
+        );
+        let done: Result<DidSave, _> = self.act(&slot, "save", &file).await;
+        let done = match done {
+            Ok(DidSave { n_saved }) => digest_of(slots.folder.join(&file))
+                .await
+                .map(|sum| (n_saved, sum)),
+            Err(reason) => Err(reason),
+        };
+        let params = match done {
+            Ok((tokens, digest)) => {
+                let saved = Saved {
+                    folder: slots.folder.clone(),
+                    file,
+                    tokens,
+                    digest,
+                };
+                serde_json::to_string(&saved).ok()
+            }
+            Err(reason) => {
+                forget(&slots.folder.join(&file));
+                tracing::warn!(instance = %self.description.instance, request = %job.request, reason,
+                    "a slot could not be saved; the decode instance computes");
+                None
+            }
+        };
+        Ok(Said {
+            unusable: params.is_none(),
+            params: params.map(Arc::from),
+            cached: read_answer(&body).cached,
+        })
+    }
+
+    /// Puts what another instance saved into a slot of this one. None: the prompt is computed.
+    pub(super) async fn restored(&self, slots: &Slots, params: &str) -> Option<Slot> {
+        let saved: Saved = serde_json::from_str(params).ok()?;
+        let here = slots.folder.join(&saved.file);
+        let work = async {
+            let slot = self.slot(slots).await.map_err(|e| e.to_string())?;
+            if saved.folder != slots.folder {
+                bring(&saved.path(), &here).await?;
+            }
+            if digest_of(here.clone()).await? != saved.digest {
+                return Err("the file is not what was saved".to_owned());
+            }
+            let done: DidRestore = self.act(&slot, "restore", &saved.file).await?;
+            match done.n_restored == saved.tokens {
+                true => Ok(slot),
+                false => Err(format!("{} of {} tokens came", done.n_restored, saved.tokens)),
+            }
+        };
+        let done: Result<Slot, String> = work.await;
+        forget(&here);
+        discard(params);
+        done.inspect_err(|reason| {
+            tracing::warn!(instance = %self.description.instance, %reason, "a saved slot cannot be used; it computes");
+        })
+        .ok()
+    }
+
+    async fn act<T: serde::de::DeserializeOwned>(
+        &self,
+        slot: &Slot,
+        action: &str,
+        file: &str,
+    ) -> Result<T, String> {
+        let path = format!("/slots/{}?action={action}", slot.id);
+        let body = Bytes::from(serde_json::json!({"filename": file}).to_string());
+        let said = self.upstream.ask(&path, body, FILE).await;
+        let (status, said) = said.map_err(|e| e.to_string())?;
+        match status.is_success() {
+            true => serde_json::from_slice(&said).map_err(|e| e.to_string()),
+            false => Err(format!("it answered {status}: {}", shorten(&said))),
+        }
+    }
+}
+
+/// The BLAKE3 of a file, as text.
+async fn digest_of(path: PathBuf) -> Result<String, String> {
+    let read = tokio::task::spawn_blocking(move || {
+        let unreadable = |e: std::io::Error| format!("{}: {e}", path.display());
+        let mut file = std::fs::File::open(&path).map_err(unreadable)?;
+        let (mut hasher, mut piece) = (blake3::Hasher::new(), vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut piece).map_err(unreadable)? {
+                0 => return Ok(hasher.finalize().to_hex().to_string()),
+                n => _ = hasher.update(&piece[..n]),
+            }
+        }
+    });
+    read.await.map_err(|broke| broke.to_string())?
+}
+
+/// Brings a file into the folder of the server that is to read it.
+async fn bring(from: &Path, to: &Path) -> Result<(), String> {
+    if tokio::fs::rename(from, to).await.is_ok() {
+        return Ok(());
+    }
+    let copied = tokio::fs::copy(from, to).await;
+    copied.map(drop).map_err(|e| format!("{}: {e}", to.display()))
+}
+
+/// Removes a saved slot that nobody will ask for.
+pub(super) fn discard(params: &str) {
+    if let Ok(saved) = serde_json::from_str::<Saved>(params) {
+        forget(&saved.path());
+    }
+}
+
+fn forget(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "a saved slot stays on disk");
+        }
+        _ => {}
+    }
+}
