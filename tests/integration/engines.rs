@@ -3,6 +3,7 @@
 mod fleet;
 mod parted;
 mod passed;
+mod salted;
 mod stored;
 mod vllm;
 

@@ -12,6 +12,7 @@
 //! A false hit on a `BlockHash` costs latency. A false hit on a `BlockId` would serve another prompt's KV, and a
 //! hostile tenant can construct collisions of a fast hash: hence the second, keyed identity.
 
+use crate::Dependency;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -117,6 +118,32 @@ impl TenantKey {
     #[must_use]
     pub fn without_public(self) -> Self {
         Self { public: None, ..self }
+    }
+
+    /// The same key for a prompt that depends on things, of which some order to forget, at position `epoch`, was the latest:
+    /// blocks of before are not found with it, nor those of the same tokens that depend on other things. Without an order
+    /// and without dependencies, the key itself.
+    #[must_use]
+    pub fn at_epoch(self, epoch: u64, dependencies: &[Dependency]) -> Self {
+        if epoch == 0 && dependencies.is_empty() {
+            return self;
+        }
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(b"epoch and dependencies");
+        hasher.update(&epoch.to_le_bytes());
+        let mut sorted: Vec<_> = dependencies.iter().collect();
+        sorted.sort();
+        sorted.dedup();
+        for dependency in sorted {
+            for part in [&dependency.kind, &dependency.name, &dependency.version] {
+                hasher.update(&(part.len() as u64).to_le_bytes());
+                hasher.update(part.as_bytes());
+            }
+        }
+        Self {
+            secret: *hasher.finalize().as_bytes(),
+            public: None,
+        }
     }
 
     /// What an engine that is not ours salts the blocks of this key with: 32 hexadecimal digits that say nothing of whose
@@ -246,6 +273,37 @@ mod tests {
         assert_eq!(ia.len(), 2);
         assert_eq!(ia[0], ib[0]);
         assert_ne!(ia[1], ib[1]);
+    }
+
+    #[test]
+    fn an_epoch_and_what_is_depended_on_make_another_key() {
+        let on = |name: &str, version: &str| Dependency {
+            kind: "document".into(),
+            name: name.into(),
+            version: version.into(),
+        };
+        let (plain, book) = (key("t"), [on("book", "1")]);
+        assert_eq!(plain.at_epoch(0, &[]), plain);
+        let all = [
+            plain,
+            plain.at_epoch(5, &[]),
+            plain.at_epoch(0, &book),
+            plain.at_epoch(5, &book),
+            plain.at_epoch(6, &book),
+            plain.at_epoch(5, &[on("book", "2")]),
+            key("u").at_epoch(5, &book),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(all[at + 1..].iter().all(|other| one != other), "{at}");
+            assert!(
+                all[at + 1..]
+                    .iter()
+                    .all(|other| one.cache_salt() != other.cache_salt())
+            );
+        }
+        let two = [on("book", "1"), on("map", "1")];
+        let turned = [on("map", "1"), on("book", "1"), on("map", "1")];
+        assert_eq!(plain.at_epoch(5, &two), plain.at_epoch(5, &turned));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | `times.rs` | how long orders take, and who is late |
 
 mod apply;
+mod epochs;
 mod follow;
 mod order;
 mod record;
@@ -20,7 +21,7 @@ mod times;
 use crate::validity::{LeaseRules, Peers, SiteValidity};
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use portolan_base::{BlockId, Clock, ModelName, Moment, Random, SiteName};
+use portolan_base::{BlockId, Clock, ModelName, Moment, Provenance, Random, Sequence, SiteName};
 use portolan_kv::Selector;
 use portolan_kv::tier::Tiers;
 use portolan_ports::{
@@ -205,6 +206,10 @@ impl CacheValidity for SiteInvalidation {
 
     fn version(&self, model: &ModelName, configured: u64) -> u64 {
         self.state.lock().record.version(model, configured)
+    }
+
+    fn epoch(&self, about: &Provenance) -> Sequence {
+        self.state.lock().record.epochs.of(about)
     }
 
     fn aborts(&self) -> broadcast::Receiver<Arc<Invalidation>> {

@@ -61,6 +61,10 @@ impl KvSource for PeerService {
             true => {
                 let version = site.model_version(layout);
                 let key = site.cache_key(&order.tenant, (layout, version), &order.tokens);
+                let key = match engine.whole() {
+                    Some(_) => site.salted_key(key, &order.provenance()),
+                    None => key,
+                };
                 (key, order)
             }
             false if order.purpose.computes() => (site.key_of_nothing(layout), afresh(order)),

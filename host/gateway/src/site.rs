@@ -21,7 +21,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
 use portolan_base::{
-    BlockHash, Clock, InstanceName, ModelName, Random, Scope, SiteName, TenantKey, TenantName,
+    BlockHash, Clock, InstanceName, ModelName, Provenance, Random, Scope, SiteName, TenantKey, TenantName,
 };
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
@@ -310,6 +310,13 @@ impl Site {
             0 => key(tenant.as_str()),
             whole => key(tenant.as_str()).with_public(&key(Scope::PUBLIC), whole),
         }
+    }
+
+    /// The key of the same prompt in a cache that the host cannot search: of an engine that is not ours. It has one salt
+    /// from end to end, which changes with every order that may be about what is there.
+    pub(crate) fn salted_key(&self, key: TenantKey, about: &Provenance) -> TenantKey {
+        let epoch = self.parts.validity.epoch(about).0;
+        key.without_public().at_epoch(epoch, &about.dependencies)
     }
 
     /// A key that finds nothing, ever: for what must not use anything cached. What is computed with it is not to be kept.

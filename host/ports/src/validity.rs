@@ -154,6 +154,10 @@ pub trait CacheValidity: Send + Sync {
     /// The version of a model whose configured version is `configured`: it rises with every order about the model.
     fn version(&self, model: &ModelName, configured: u64) -> u64;
 
+    /// The position of the latest order about less than a model that may be about KV like this: of something that it
+    /// depends on, of its tenant, of a block; 0: none. Caches that cannot be searched are kept apart by it.
+    fn epoch(&self, about: &Provenance) -> Sequence;
+
     /// Orders that end what runs on what they are about.
     fn aborts(&self) -> broadcast::Receiver<Arc<Invalidation>>;
 
@@ -197,6 +201,10 @@ impl CacheValidity for AlwaysValid {
 
     fn version(&self, _model: &ModelName, configured: u64) -> u64 {
         configured
+    }
+
+    fn epoch(&self, _about: &Provenance) -> Sequence {
+        Sequence::NONE
     }
 
     fn aborts(&self) -> broadcast::Receiver<Arc<Invalidation>> {

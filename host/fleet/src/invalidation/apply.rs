@@ -14,6 +14,7 @@ impl SiteInvalidation {
             // Before the blocks go: what begins from here on is named by the new version.
             self.state.lock().record.raise(model, at);
         }
+        self.state.lock().record.epochs.note(what, at);
         let selectors = self.selectors(what);
         let mut forgotten = Forgotten::default();
         for selector in &selectors {

@@ -3,6 +3,7 @@
 //! The file may lag behind: what is followed again is applied again, which does no harm. A file that is missing or cannot
 //! be read makes the site forget everything it cached, never trust it.
 
+use super::epochs::Epochs;
 use portolan_base::{ModelName, Sequence};
 use portolan_ports::StreamId;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ pub(super) struct Record {
     pub(super) sequence: Sequence,
     /// Of each model the position of the latest order about it.
     versions: BTreeMap<ModelName, Sequence>,
+    /// Orders about less than a model.
+    #[serde(default)]
+    pub(super) epochs: Epochs,
 }
 
 impl Record {

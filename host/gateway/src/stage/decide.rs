@@ -41,7 +41,8 @@ impl Journey {
         // Engines that are salted from end to end have another chain where a prompt begins publicly.
         let known = |instance: &InstanceIndex| {
             let view = self.fleet.instance(*instance);
-            self.key.public_tokens() == 0 || view.is_some_and(|view| view.serving.is_pieces())
+            let one_chain = self.key.public_tokens() == 0 && self.key == self.salted_key();
+            one_chain || view.is_some_and(|view| view.serving.is_pieces())
         };
         let instances: Vec<_> = [Some(prefill), received]
             .into_iter()

@@ -62,7 +62,10 @@ impl Journey {
             copying: Copying {
                 site: &self.site,
                 engine,
-                key: self.key,
+                key: match engine.whole() {
+                    Some(_) => self.salted_key(),
+                    None => self.key,
+                },
                 about: &self.about,
                 order: &order,
             },

@@ -219,15 +219,16 @@ impl Journey {
     }
 
     fn whole_job(&self, leg: &Leg, original: &Original) -> WholeJob {
-        let key = self.key.without_public();
+        let key = self.salted_key();
         let cached = leg.facts.cached_tokens;
-        let salt = match leg.keep_here {
-            Retention::Keep => CacheSalt {
+        // Without a lease nobody knows what may still be used.
+        let salt = match (leg.keep_here, self.may_reuse()) {
+            (Retention::Keep, true) => CacheSalt {
                 text: key.cache_salt().into(),
                 root: Some(BlockHash::root(&key)),
             },
             // Nobody knows this salt again: what the engine keeps, nobody finds.
-            Retention::Drop => CacheSalt {
+            (Retention::Drop, _) | (_, false) => CacheSalt {
                 text: format!(
                     "{:016x}{:016x}",
                     self.site.parts.random.next_u64(),
