@@ -190,6 +190,8 @@ impl KvStore {
                 part: PART,
                 parent: before.checked_sub(1).map(|last| hashes[last]),
                 blocks: own.to_vec(),
+                // Salts name keys; whose those are is known where requests come in.
+                about: None,
             });
             inner.insert(*name, (bytes, checksum), own);
             evicted.extend(inner.shrink(self.most));

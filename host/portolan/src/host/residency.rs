@@ -3,7 +3,7 @@
 
 use super::parts::Shared;
 use crate::config::SiteConfig;
-use portolan_base::{Clock, Provenance, Scope, SiteName, TenantName};
+use portolan_base::{Clock, Scope, SiteName, TenantName};
 use portolan_decide::ask::Asker;
 use portolan_decide::{Draw, FleetView, Placements, PolicyTable, SiteIndex, SiteView};
 use portolan_disk::Gate;
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::host::Host;
-    use portolan_base::ModelName;
+    use portolan_base::{ModelName, Provenance};
     use portolan_gateway::policies::{By, PolicySlot, Upload};
     use portolan_policy::QuestionKind;
     use portolan_ports::Reuse;

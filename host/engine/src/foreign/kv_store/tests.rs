@@ -91,7 +91,8 @@ fn a_prompt_finds_what_its_own_salt_saved_and_the_index_is_told() {
             KvEvent::Stored {
                 part: PART,
                 parent,
-                blocks
+                blocks,
+                about: None,
             }
         );
     }
