@@ -31,6 +31,10 @@ test-languages: ## Policies in four languages, made, built and compared; brings 
 	cargo build --bin portolan
 	tests/languages/run
 
+.PHONY: chaos
+chaos: plugins ## Schedules of faults, by far more than `make test` has; SCHEDULES=N and PROCESSES=N, or SEED=N for one
+	tests/chaos/run $(or $(SCHEDULES),10000) $(or $(PROCESSES),40) $(SEED)
+
 .PHONY: bench
 bench: plugins ## Decisions, transport and prefix index as tables, beside their peers where those were brought
 	tests/bench/run

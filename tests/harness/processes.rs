@@ -52,6 +52,14 @@ impl Processes {
     /// Starts a server and one process a site, and waits until each sees every other. None, said aloud, where there is no
     /// `nats-server` on this machine and it was not insisted on.
     pub fn start(plan: &FleetPlan<'_>) -> Option<Self> {
+        Self::start_edited(plan, |_, text, _| text.to_owned())
+    }
+
+    /// The same, where `edit` makes each site's file from the one that serves all, and the server's address.
+    pub fn start_edited(
+        plan: &FleetPlan<'_>,
+        mut edit: impl FnMut(&str, &str, &str) -> String,
+    ) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let bus = folder.path().join("nats");
         fs::create_dir(&bus).unwrap();
@@ -64,7 +72,11 @@ impl Processes {
             Err(error) => panic!("{error}"),
         };
         fs::write(folder.path().join("fleet.secret"), "5a".repeat(32)).unwrap();
-        fs::write(folder.path().join("portolan.yaml"), plan.text(&nats)).unwrap();
+        let text = plan.text(&nats);
+        for (site, _) in plan.sites {
+            let text = edit(site, &text, &nats.address());
+            fs::write(folder.path().join(format!("{site}.yaml")), text).unwrap();
+        }
         let mut fleet = Self {
             nats,
             folder,
@@ -103,7 +115,7 @@ impl Processes {
         let mut command = Command::new(binary());
         command
             .args(["--json", "serve", "--site", site, "--config"])
-            .arg(self.folder.path().join("portolan.yaml"))
+            .arg(self.folder.path().join(format!("{site}.yaml")))
             .arg("--data-dir")
             .arg(self.folder.path().join(site))
             .stdin(Stdio::null())
@@ -144,6 +156,12 @@ impl Processes {
         let process = running.child.id().to_string();
         Command::new("kill").arg(process).status().unwrap();
         running.child.wait().unwrap();
+    }
+
+    /// Whether a site's process runs.
+    pub fn is_running(&mut self, site: &str) -> bool {
+        let running = self.running.get_mut(site);
+        running.is_some_and(|running| matches!(running.child.try_wait(), Ok(None)))
     }
 
     /// An HTTP client of a site.
@@ -201,6 +219,11 @@ impl Processes {
         }
     }
 
+    /// What a site's process has logged.
+    pub fn log(&self, site: &str) -> String {
+        fs::read_to_string(self.log_of(site)).unwrap_or_default()
+    }
+
     fn log_of(&self, site: &str) -> PathBuf {
         self.folder.path().join(format!("{site}.log"))
     }
@@ -208,12 +231,7 @@ impl Processes {
     fn logs(&self) -> String {
         let sites = self.running.keys();
         sites
-            .map(|site| {
-                format!(
-                    "--- {site}\n{}",
-                    fs::read_to_string(self.log_of(site)).unwrap_or_default()
-                )
-            })
+            .map(|site| format!("--- {site}\n{}", self.log(site)))
             .collect()
     }
 }

@@ -5,6 +5,9 @@
 )]
 
 mod ahead;
+/// Schedules of faults, and one checker for all of them.
+#[path = "../chaos/chaos.rs"]
+mod chaos;
 mod cold_start;
 mod engines;
 mod fetch;
