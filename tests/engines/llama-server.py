@@ -16,7 +16,8 @@ params.endpoint_metrics = True
 params.endpoint_slots = True
 if len(sys.argv) > 3:
     params.slot_save_path = sys.argv[3].rstrip("/") + "/"
-params.cpuparams.n_threads = 2
+# Several of these run beside each other in the tests, and idle threads of one spin.
+params.cpuparams.n_threads = 1
 server = xllamacpp.Server(params)
 print("listening on", server.listening_address, flush=True)
 signal.sigwait([signal.SIGTERM, signal.SIGINT])

@@ -100,18 +100,20 @@ impl KvStore {
             KvDtype::Bf16 => "bf16",
             KvDtype::F16 => "f16",
         };
-        let shape = LayerKv::FullAttention {
-            kv_heads: hello.kv_heads,
-            head_dim: hello.head_dim,
+        // Where a model's files alone were read, its values are known and not how they are cut into heads.
+        let values = u64::from(hello.kv_heads) * u64::from(hello.head_dim);
+        let own = |layer: &LayerKv| match *layer {
+            LayerKv::FullAttention { kv_heads, head_dim } => u64::from(kv_heads) * u64::from(head_dim),
+            LayerKv::Recurrent { .. } => 0,
         };
         let same = hello.layers as usize == layout.layers.len()
-            && layout.layers.iter().all(|layer| *layer == shape)
+            && layout.layers.iter().all(|layer| own(layer) == values)
             && hello.dtype == dtype
             && hello.block_tokens == layout.block_tokens;
         if !same {
             return Err(FrameError::Content(format!(
-                "{} keeps {} layers of {} heads of {} in {}, blocks of {} tokens; here are {} layers like {:?} in {dtype}, \
-                 blocks of {} tokens",
+                "{} keeps {} layers of {} heads of {} in {}, blocks of {} tokens; here are {} layers, the first of {} values, in \
+                 {dtype}, blocks of {} tokens",
                 hello.engine,
                 hello.layers,
                 hello.kv_heads,
@@ -119,7 +121,7 @@ impl KvStore {
                 hello.dtype,
                 hello.block_tokens,
                 layout.layers.len(),
-                layout.layers.first(),
+                layout.layers.first().map_or(0, own),
                 layout.block_tokens
             )));
         }

@@ -55,7 +55,7 @@ pub(super) async fn llama(
         ..config(address)
     };
     config.description.vocabulary = files.vocabulary();
-    config.description.context_tokens = portolan_base::Tokens(1024);
+    config.description.context_tokens = Tokens(1024);
     let instance = ForeignInstance::start(config).unwrap();
     let said = || std::fs::read_to_string(folder.join("llama.log")).unwrap_or_default();
     assert!(instance.until_up(Duration::from_secs(120)).await, "{}", said());

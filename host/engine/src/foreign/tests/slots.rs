@@ -16,7 +16,7 @@ fn slots(folder: &Path) -> Option<Connector> {
     })
 }
 
-fn saved(folder: &Path) -> Vec<std::path::PathBuf> {
+fn saved(folder: &Path) -> Vec<PathBuf> {
     let all = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path());
