@@ -48,6 +48,10 @@ bench-index-peers: ## The prefix index beside another router's, on one trace; bu
 	CARGO_BUILD_JOBS=$(or $(CARGO_BUILD_JOBS),1) cargo run --release --quiet \
 		--manifest-path tests/bench/peers-index/Cargo.toml -- $(or $(BLOCKS),2000000)
 
+.PHONY: bench-engine-peers
+bench-engine-peers: $(MODEL) ## The native engine beside llama.cpp on one GGUF file, as a table; brings it
+	tests/bench/peers-engine/run
+
 .PHONY: check-nixl
 check-nixl: ## The build with NIXL: brings libclang and the library, builds and tests it
 	tests/nixl

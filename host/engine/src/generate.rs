@@ -1,10 +1,11 @@
 //! One answer, token by token: the part of decode that knows nothing of instances.
 
 use crate::BLOCK_TOKENS;
+use crate::kernel::Rows;
 use crate::load::LoadedModel;
 use crate::network::state::{LayerState, SequenceState};
-use crate::network::{ForwardError, Network};
-use crate::sampling::Sampler;
+use crate::network::{ForwardError, Network, Observer};
+use crate::sampling::{Drawn, Sampler};
 use portolan_ports::{EngineError, FinishReason, Sampling};
 use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
@@ -16,12 +17,12 @@ pub(crate) fn next_piece(done: usize, total: usize) -> Range<usize> {
 }
 
 /// What the sampler made of one step's logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Chosen {
     /// One more token.
-    Token(u32),
+    Token(Drawn),
     /// One more token, the last that was asked for.
-    LastToken(u32),
+    LastToken(Drawn),
     /// A token that ends the answer.
     Stop,
     /// Not one logit was a number.
@@ -32,6 +33,8 @@ pub(crate) enum Chosen {
 #[derive(Debug)]
 pub(crate) struct Generation {
     state: SequenceState,
+    /// What `state` is of, or will be once it is computed again.
+    done: Vec<u32>,
     /// The token to run next.
     input: u32,
     sampler: Sampler,
@@ -49,42 +52,70 @@ pub(crate) struct Wanted {
 }
 
 impl Generation {
-    /// Begins after the tokens in `state`, with `input` the prompt's last token.
-    pub(crate) fn new(state: SequenceState, input: u32, wanted: Wanted) -> Self {
-        let sampler = Sampler::new(wanted.sampling);
+    /// Begins after the tokens in `state`: all of `prompt` but `last`.
+    pub(crate) fn new(state: SequenceState, (prompt, last): (&[u32], u32), wanted: Wanted) -> Self {
+        let sampler = Sampler::new(wanted.sampling, prompt);
         Self {
+            done: prompt[..state.tokens.min(prompt.len())].to_vec(),
             state,
-            input,
+            input: last,
             sampler,
             left: wanted.max_tokens,
             stop_ids: wanted.stop_ids,
         }
     }
 
-    /// Runs the next input and returns the logits after it. `observe` may stop it between layers.
-    pub(crate) fn step(
-        &mut self,
-        network: &Network,
-        observe: &mut dyn FnMut(usize, &LayerState) -> ControlFlow<()>,
-    ) -> Result<Vec<f32>, ForwardError> {
-        let stream = network.run(&[self.input], &mut self.state, observe)?;
-        network.logits(stream.row(0))
+    /// The next input as the first layer takes it.
+    pub(crate) fn embedded(&self, network: &Network) -> Rows {
+        network.embed(&[self.input])
     }
 
-    /// Draws from the logits of the last step.
+    /// What the next input is run on.
+    pub(crate) fn state(&mut self) -> &mut SequenceState {
+        &mut self.state
+    }
+
+    /// Gives the KV up; it is computed again before the next step.
+    pub(crate) fn set_aside(&mut self, network: &Network) {
+        self.state = network.fresh_state();
+    }
+
+    /// The tokens that the KV is of.
+    pub(crate) fn done(&self) -> &[u32] {
+        &self.done
+    }
+
+    /// Whether KV is to be computed again.
+    pub(crate) fn is_aside(&self) -> bool {
+        self.state.tokens < self.done.len()
+    }
+
+    /// Computes the next piece of what was given up. The products are those of the first time, bit for bit, whether a
+    /// token came from the prompt or was drawn.
+    pub(crate) fn compute_again(
+        &mut self,
+        network: &Network,
+        observe: &mut Observer<'_>,
+    ) -> Result<(), ForwardError> {
+        let piece = next_piece(self.state.tokens, self.done.len());
+        network.run(&self.done[piece], &mut self.state, observe).map(drop)
+    }
+
+    /// Draws from the logits after the input.
     pub(crate) fn choose(&mut self, logits: &[f32]) -> Chosen {
-        let Some(token) = self.sampler.draw(logits) else {
+        self.done.push(self.input);
+        let Some(drawn) = self.sampler.draw(logits, &self.stop_ids) else {
             return Chosen::Nothing;
         };
-        if self.stop_ids.contains(&token) {
+        if self.stop_ids.contains(&drawn.token) {
             return Chosen::Stop;
         }
-        self.input = token;
+        self.input = drawn.token;
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
-            Chosen::LastToken(token)
+            Chosen::LastToken(drawn)
         } else {
-            Chosen::Token(token)
+            Chosen::Token(drawn)
         }
     }
 }
@@ -124,7 +155,7 @@ pub fn generate(
     let stop_ids = model.text().stop_ids().to_vec();
     let mut generation = Generation::new(
         state,
-        *last,
+        (prompt, *last),
         Wanted {
             sampling: Sampling::GREEDY,
             max_tokens,
@@ -133,11 +164,14 @@ pub fn generate(
     );
     let mut tokens = Vec::new();
     let finish = loop {
-        let logits = generation.step(&model.network, &mut never_stop)?;
-        let chosen = generation.choose(&logits);
-        if let Chosen::Token(token) | Chosen::LastToken(token) = chosen {
-            tokens.push(token);
-            on_token(token);
+        let input = generation.embedded(&model.network);
+        let logits = model
+            .network
+            .step(input, vec![generation.state()], &mut never_stop)?;
+        let chosen = generation.choose(logits.row(0));
+        if let Chosen::Token(drawn) | Chosen::LastToken(drawn) = &chosen {
+            tokens.push(drawn.token);
+            on_token(drawn.token);
         }
         match chosen {
             Chosen::Token(_) => {}
@@ -177,7 +211,6 @@ impl From<ForwardError> for EngineError {
     fn from(error: ForwardError) -> Self {
         match error {
             ForwardError::Cancelled => Self::Cancelled,
-            ForwardError::Tensor(cause) => Self::Broken(format!("the tensor library failed: {cause}")),
             ForwardError::State(_) => Self::Broken(error.to_string()),
         }
     }

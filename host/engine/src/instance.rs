@@ -48,7 +48,8 @@ pub struct InstanceConfig {
     pub role: Role,
     /// Sequences decoded at once, at least 1; further ones wait.
     pub decode_slots: u32,
-    /// Memory for KV kept for reuse.
+    /// Memory for KV kept for reuse, and as much again for the KV of the sequences that run. When those need more, the
+    /// latest give theirs up and compute it again; one always runs.
     pub pool: Bytes,
     /// How it is kept.
     pub cache: CacheConfig,
@@ -69,6 +70,8 @@ pub(crate) struct Shared {
     pub(crate) description: EngineDescription,
     pub(crate) cache: Arc<Cache>,
     pub(crate) meter: Arc<Meter>,
+    /// Memory for the KV of running sequences.
+    pub(crate) running_kv: Bytes,
 }
 
 impl NativeInstance {
@@ -113,6 +116,7 @@ impl NativeInstance {
             description,
             cache,
             meter,
+            running_kv: config.pool,
         });
         let (jobs, inbox) = queue::channel();
         let worker = Worker::new(Arc::clone(&shared), inbox);
@@ -125,6 +129,11 @@ impl NativeInstance {
             jobs,
             queue_depth: None,
         })
+    }
+
+    /// How often a sequence gave its KV up, since those running needed more memory than there is, and computed it again.
+    pub fn times_set_aside(&self) -> u64 {
+        self.shared.meter.times_set_aside()
     }
 
     /// The same instance, which refuses a prefill while so many are queued or under way.
@@ -169,8 +178,8 @@ fn warm_up(model: &LoadedModel, meter: &Meter) -> Result<(), EngineError> {
     model.network.run(&tokens, &mut state, &mut never_stop)?;
     meter.prefilled(tokens.len(), started.elapsed());
     let started = Instant::now();
-    let stream = model.network.run(&[0], &mut state, &mut never_stop)?;
-    model.network.logits(stream.row(0))?;
+    let network = &model.network;
+    network.step(network.embed(&[0]), vec![&mut state], &mut never_stop)?;
     meter.decoded(started.elapsed());
     Ok(())
 }

@@ -5,6 +5,11 @@ pub(crate) mod attend;
 pub(crate) mod delta_rule;
 pub(crate) mod linear;
 pub(crate) mod rope;
+pub(crate) mod strip;
+pub(crate) mod unpack;
+pub(crate) mod weights;
+
+use std::ops::Range;
 
 /// Partial sums kept side by side in [`dot`]: enough independent additions to fill four 128-bit vector registers,
 /// so that the sum is bound by memory and not by the latency of an addition.
@@ -51,12 +56,29 @@ impl Rows {
         &self.data[index * self.width..][..self.width]
     }
 
+    pub(crate) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+        &mut self.data[index * self.width..][..self.width]
+    }
+
     pub(crate) fn rows(&self) -> std::slice::ChunksExact<'_, f32> {
         self.data.chunks_exact(self.width)
     }
 
     pub(crate) fn rows_mut(&mut self) -> std::slice::ChunksExactMut<'_, f32> {
         self.data.chunks_exact_mut(self.width)
+    }
+
+    /// Some of the rows.
+    pub(crate) fn part(&self, rows: &Range<usize>) -> Self {
+        Self::new(
+            self.data[rows.start * self.width..rows.end * self.width].to_vec(),
+            self.width,
+        )
+    }
+
+    /// Adds rows of the same width below.
+    pub(crate) fn append(&mut self, below: &Rows) {
+        self.data.extend_from_slice(&below.data);
     }
 
     /// Adds `other`, which has the same shape.
@@ -68,6 +90,7 @@ impl Rows {
 }
 
 /// Inner product.
+#[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
@@ -93,6 +116,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Adds `scale * x` to `out`.
+#[inline(always)]
 pub(crate) fn add_scaled(out: &mut [f32], scale: f32, x: &[f32]) {
     for (o, v) in out.iter_mut().zip(x) {
         *o += scale * v;

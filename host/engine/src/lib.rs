@@ -1,12 +1,12 @@
 //! COMPUTES: real transformers on the CPU.
 //!
-//! The native engine turns prompts into KV and KV into tokens, for dense attention models (Qwen3, Llama) and for
-//! hybrids of gated delta net and attention (Qwen3.5). Only this crate uses the tensor library.
+//! The native engine turns prompts into KV and KV into tokens, for dense attention models (Qwen3, Llama), for hybrids
+//! of gated delta net and attention (Qwen3.5, Qwen3-Next) and for short convolutions with attention (LFM2). Only this
+//! crate uses the tensor library.
 //!
-//! Results are exact by construction. Prefill runs in pieces that begin at multiples of [`BLOCK_TOKENS`] and decode
-//! runs one token at a time, so whatever was cached, and wherever, every value is computed by the same operations on
-//! the same shapes: KV taken from a cache or from another instance equals KV computed here bit for bit. Requests
-//! never share a matrix product, so they cannot change each other's values.
+//! Results are exact by construction. Every value is one sum in one order, however many rows are computed together, so
+//! whatever was cached, and wherever, and whatever else runs, KV taken from a cache or from another instance equals KV
+//! computed here bit for bit.
 
 pub mod foreign;
 mod generate;

@@ -114,7 +114,7 @@ impl LoadedModel {
 ///
 /// A folder holds `config.json`, `tokenizer.json`, and the weights as `model.safetensors` or as shards with
 /// `model.safetensors.index.json`; `tokenizer_config.json`, `chat_template.jinja` and `generation_config.json` are
-/// read when present. Architectures: `Qwen3ForCausalLM`, `Qwen3_5ForCausalLM`.
+/// read when present. Architectures: `Qwen3ForCausalLM`, `Qwen3_5ForCausalLM`, `Qwen3NextForCausalLM`, `Lfm2ForCausalLM`.
 ///
 /// A `.gguf` file holds everything; its weights are converted to 32-bit floats. Architecture: `llama`.
 ///

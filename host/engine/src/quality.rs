@@ -178,7 +178,7 @@ fn continued(network: &Network, mut state: SequenceState, rest: &[u32]) -> Resul
         let done = state.tokens - begun;
         let piece = next_piece(state.tokens, begun + rest.len()).len();
         let stream = network.run(&rest[done..done + piece], &mut state, &mut never_stop)?;
-        let logits = network.all_logits(&stream)?;
+        let logits = network.logits(&stream);
         let nexts = rest[done + 1..].iter();
         guesses.extend(logits.rows().zip(nexts).map(|(row, next)| Guess::of(row, *next)));
     }

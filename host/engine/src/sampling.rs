@@ -1,69 +1,134 @@
 //! Drawing a token from logits.
+//!
+//! What the client asked for is applied in the order that vLLM applies it: bias, tokens that may not end the answer yet,
+//! penalties, temperature, the likeliest `top_k`, `min_p`, `top_p`.
 
-use crate::kernel::softmax;
-use portolan_ports::Sampling;
+mod candidates;
+mod random;
+#[cfg(test)]
+mod tests;
+
+use candidates::Candidates;
+use portolan_ports::{Sampling, TokenLogprobs};
+use random::SplitMix64;
+use std::collections::{HashMap, HashSet};
 
 /// Draws the tokens of one answer. Equal logits and an equal seed give equal tokens.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     sampling: Sampling,
     random: SplitMix64,
+    /// Tokens of the prompt, where those count.
+    prompt: HashSet<u32>,
+    /// How often the answer holds a token.
+    answer: HashMap<u32, u32>,
+    drawn: u32,
+}
+
+/// A token, and what the model thought of it where that was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Drawn {
+    pub(crate) token: u32,
+    pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
 impl Sampler {
-    pub(crate) fn new(sampling: Sampling) -> Self {
+    pub(crate) fn new(sampling: Sampling, prompt: &[u32]) -> Self {
+        let counts = sampling.repetition_penalty != 1.0;
         Self {
+            random: SplitMix64::new(sampling.seed),
+            prompt: if counts {
+                prompt.iter().copied().collect()
+            } else {
+                HashSet::new()
+            },
+            answer: HashMap::new(),
+            drawn: 0,
             sampling,
-            random: SplitMix64(sampling.seed),
         }
     }
 
-    /// The next token, or `None` when no logit is a number.
-    pub(crate) fn draw(&mut self, logits: &[f32]) -> Option<u32> {
-        if self.sampling.temperature > 0.0 {
-            self.draw_at_random(logits)
+    /// The next token, or `None` when no logit is a number. Tokens of `stops` would end the answer.
+    pub(crate) fn draw(&mut self, logits: &[f32], stops: &[u32]) -> Option<Drawn> {
+        let token = if self.changes_logits() {
+            let mut changed = logits.to_vec();
+            self.change(&mut changed, stops);
+            self.pick(&changed)?
         } else {
-            likeliest(logits)
+            self.pick(logits)?
+        };
+        self.drawn += 1;
+        if self.counts_answer() {
+            *self.answer.entry(token).or_default() += 1;
         }
+        let logprobs = self
+            .sampling
+            .logprobs
+            .map(|top| logprobs(logits, token, top as usize));
+        Some(Drawn { token, logprobs })
     }
 
-    fn draw_at_random(&mut self, logits: &[f32]) -> Option<u32> {
-        let mut order: Vec<usize> = (0..logits.len()).filter(|i| logits[*i].is_finite()).collect();
-        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
-        if self.sampling.top_k > 0 {
-            order.truncate(self.sampling.top_k as usize);
-        }
-        let mut weights: Vec<f32> = order
-            .iter()
-            .map(|i| logits[*i] / self.sampling.temperature)
-            .collect();
-        softmax(&mut weights);
-        let kept = nucleus(&weights, self.sampling.top_p);
-        let total: f32 = weights[..kept].iter().sum();
-        let mut left = self.random.unit() * total;
-        for (index, weight) in order[..kept].iter().zip(&weights) {
-            left -= weight;
-            if left < 0.0 {
-                return Some(*index as u32);
+    fn counts_answer(&self) -> bool {
+        let Sampling {
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            ..
+        } = self.sampling;
+        presence_penalty != 0.0 || frequency_penalty != 0.0 || repetition_penalty != 1.0
+    }
+
+    fn changes_logits(&self) -> bool {
+        let more = self.drawn < self.sampling.min_tokens;
+        more || !self.sampling.logit_bias.is_empty() || self.counts_answer()
+    }
+
+    fn change(&self, logits: &mut [f32], stops: &[u32]) {
+        for (token, bias) in &self.sampling.logit_bias {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit += bias;
             }
         }
-        order[..kept].last().map(|index| *index as u32)
-    }
-}
-
-/// How many of the sorted probabilities make the smallest set that reaches `top_p`.
-fn nucleus(sorted: &[f32], top_p: f32) -> usize {
-    if top_p >= 1.0 {
-        return sorted.len();
-    }
-    let mut reached = 0.0;
-    for (index, probability) in sorted.iter().enumerate() {
-        reached += probability;
-        if reached >= top_p {
-            return index + 1;
+        if self.drawn < self.sampling.min_tokens {
+            for stop in stops {
+                if let Some(logit) = logits.get_mut(*stop as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let repetition = self.sampling.repetition_penalty;
+        if repetition != 1.0 {
+            let only_prompt = self
+                .prompt
+                .iter()
+                .filter(|token| !self.answer.contains_key(token));
+            for token in only_prompt.chain(self.answer.keys()) {
+                if let Some(logit) = logits.get_mut(*token as usize) {
+                    *logit = if *logit > 0.0 {
+                        *logit / repetition
+                    } else {
+                        *logit * repetition
+                    };
+                }
+            }
+        }
+        for (token, count) in &self.answer {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit -= self.sampling.frequency_penalty * *count as f32 + self.sampling.presence_penalty;
+            }
         }
     }
-    sorted.len()
+
+    fn pick(&mut self, logits: &[f32]) -> Option<u32> {
+        if self.sampling.temperature <= 0.0 {
+            return likeliest(logits);
+        }
+        let mut candidates = Candidates::of(logits, self.sampling.temperature)?;
+        candidates.keep_likeliest(self.sampling.top_k as usize);
+        candidates.keep_share(self.sampling.min_p);
+        candidates.keep_mass(self.sampling.top_p);
+        Some(candidates.draw(self.random.unit()))
+    }
 }
 
 /// The largest logit's index; the first of equals.
@@ -77,85 +142,24 @@ pub(crate) fn likeliest(logits: &[f32]) -> Option<u32> {
         .map(|(index, _)| index as u32)
 }
 
-/// Steele, Lea and Flood's SplitMix64: 64 bits of state, any seed good.
-#[derive(Debug)]
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    /// Uniform in `[0, 1)`.
-    fn unit(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^= z >> 31;
-        // The 24 bits that an f32 below one holds exactly.
-        (z >> 40) as f32 / (1u64 << 24) as f32
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOGITS: [f32; 4] = [1.0, 3.0, 3.0, f32::NAN];
-
-    fn draws(sampling: Sampling, logits: &[f32]) -> Vec<u32> {
-        let mut sampler = Sampler::new(sampling);
-        (0..2000).filter_map(|_| sampler.draw(logits)).collect()
-    }
-
-    #[test]
-    fn greedy_takes_the_first_of_equals_and_no_nan() {
-        assert_eq!(Sampler::new(Sampling::GREEDY).draw(&LOGITS), Some(1));
-        assert_eq!(Sampler::new(Sampling::GREEDY).draw(&[f32::NAN]), None);
-        assert_eq!(
-            Sampler::new(Sampling {
-                temperature: 1.0,
-                ..Sampling::GREEDY
-            })
-            .draw(&[f32::NAN]),
-            None
-        );
-    }
-
-    #[test]
-    fn draws_follow_the_probabilities_and_repeat_with_the_seed() {
-        let sampling = Sampling {
-            temperature: 1.0,
-            seed: 3,
-            ..Sampling::GREEDY
-        };
-        let logits = [0.0, 4.0f32.ln(), f32::NEG_INFINITY];
-        let drawn = draws(sampling, &logits);
-        assert_eq!(drawn, draws(sampling, &logits));
-        let ones = drawn.iter().filter(|t| **t == 1).count();
-        assert!(
-            (1500..1700).contains(&ones),
-            "4 in 5 expected, {ones} in 2000 drawn"
-        );
-        assert!(!drawn.contains(&2));
-    }
-
-    #[test]
-    fn top_k_and_top_p_leave_only_the_likeliest() {
-        let logits = [1.0, 3.0, 2.0, 0.0];
-        let base = Sampling {
-            temperature: 1.0,
-            seed: 5,
-            ..Sampling::GREEDY
-        };
-        assert!(
-            draws(Sampling { top_k: 1, ..base }, &logits)
-                .iter()
-                .all(|t| *t == 1)
-        );
-        assert!(
-            draws(Sampling { top_p: 0.1, ..base }, &logits)
-                .iter()
-                .all(|t| *t == 1)
-        );
-        let two = draws(Sampling { top_k: 2, ..base }, &logits);
-        assert!(two.contains(&1) && two.contains(&2) && two.iter().all(|t| [1, 2].contains(t)));
+fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = logits
+        .iter()
+        .filter(|logit| !logit.is_nan())
+        .map(|logit| (logit - most).exp())
+        .sum();
+    let all = most + sum.ln();
+    let mut candidates = match Candidates::of(logits, 1.0) {
+        Some(candidates) if top > 0 => candidates,
+        _ => Candidates::default(),
+    };
+    candidates.keep_likeliest(top);
+    TokenLogprobs {
+        drawn: logits.get(token as usize).copied().unwrap_or(f32::NAN) - all,
+        likeliest: candidates
+            .into_likeliest()
+            .map(|(token, logit)| (token, logit - all))
+            .collect(),
     }
 }

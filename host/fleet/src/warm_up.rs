@@ -140,7 +140,7 @@ impl Work {
             match event {
                 DecodeEvent::Finished(_) => return Ok(()),
                 DecodeEvent::Failed(error) => return Err(error),
-                DecodeEvent::Token(_) | DecodeEvent::Logits(_) => {}
+                DecodeEvent::Token(_) | DecodeEvent::Logits(_) | DecodeEvent::Logprobs(_) => {}
             }
         }
         Err(EngineError::Broken("the instance went away".to_owned()))

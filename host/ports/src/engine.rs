@@ -39,7 +39,8 @@ pub struct EngineDescription {
 }
 
 /// How tokens are drawn. Greedy when the temperature is zero.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Sampling {
     /// 0 takes the likeliest token; otherwise logits are divided by it.
     pub temperature: f32,
@@ -47,6 +48,21 @@ pub struct Sampling {
     pub top_p: f32,
     /// At most this many of the likeliest tokens are drawn from; 0 keeps all.
     pub top_k: u32,
+    /// Tokens less likely than this share of the likeliest one's probability are not drawn; 0 keeps all.
+    pub min_p: f32,
+    /// Taken from the logit of each token that the answer holds already.
+    pub presence_penalty: f32,
+    /// Taken from the logit of a token for each time that the answer holds it.
+    pub frequency_penalty: f32,
+    /// What the logit of each token of prompt and answer is divided by, or multiplied with where it is negative; 1 changes
+    /// nothing.
+    pub repetition_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens that the answer has at least: before, none that ends it is drawn.
+    pub min_tokens: u32,
+    /// With each token, what the model thought of it and of so many of the likeliest.
+    pub logprobs: Option<u32>,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -57,8 +73,31 @@ impl Sampling {
         temperature: 0.0,
         top_p: 1.0,
         top_k: 0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Vec::new(),
+        min_tokens: 0,
+        logprobs: None,
         seed: 0,
     };
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::GREEDY
+    }
+}
+
+/// What the model thought of one token: natural logarithms of probabilities, before anything that the client asked for
+/// changed them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the token that was drawn.
+    pub drawn: f32,
+    /// Of the likeliest, which may hold the drawn one; the likeliest first.
+    pub likeliest: Vec<(u32, f32)>,
 }
 
 /// Whether KV may stay where it was computed or received once the request is over.
@@ -170,6 +209,8 @@ pub enum FinishReason {
 pub enum DecodeEvent {
     /// Logits of the last prompt position, one a vocabulary entry; only when asked for.
     Logits(Vec<f32>),
+    /// What the model thought of the token that follows; only when asked for.
+    Logprobs(TokenLogprobs),
     /// One more token.
     Token(u32),
     /// The answer is complete.

@@ -50,6 +50,7 @@ pub use control_fake::{ControlFault, MemoryControl};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FetchReport, FinishReason,
     HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
+    TokenLogprobs,
 };
 pub use engine_fake::{EngineFault, FakeEngine};
 pub use fleet::{

@@ -4,7 +4,7 @@ use super::Shared;
 use crate::BLOCK_TOKENS;
 use crate::load::LoadedModel;
 use portolan_base::kv::KvLayout;
-use portolan_ports::{DecodeJob, EngineError, PrefillJob, Role};
+use portolan_ports::{DecodeJob, EngineError, PrefillJob, Role, Sampling};
 
 /// Checks that `prompt` and `max_tokens` more fit the model.
 pub(crate) fn check_prompt(model: &LoadedModel, prompt: &[u32], max_tokens: u32) -> Result<(), EngineError> {
@@ -59,7 +59,19 @@ pub(super) fn check_queue(shared: &Shared, most: Option<u32>) -> Result<(), Engi
 pub(super) fn check_decode(shared: &Shared, job: &DecodeJob) -> Result<(), EngineError> {
     check_role(shared, Role::decodes, "decode")?;
     check_prompt(&shared.model, &job.prompt, job.max_tokens)?;
-    let sampling = job.sampling;
+    check_sampling(&job.sampling, shared.description.vocabulary)?;
+    check_layout(job.kv.layout(), &shared.description.layout)?;
+    let (has, needs) = (job.kv.tokens() as usize, job.prompt.len() - 1);
+    if has != needs {
+        return bad(format!(
+            "the KV covers {has} tokens; a prompt of {} needs {needs}",
+            job.prompt.len()
+        ));
+    }
+    Ok(())
+}
+
+fn check_sampling(sampling: &Sampling, vocabulary: u32) -> Result<(), EngineError> {
     if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
         return bad(format!(
             "temperature is {}; it must be 0 or a positive number",
@@ -72,12 +84,25 @@ pub(super) fn check_decode(shared: &Shared, job: &DecodeJob) -> Result<(), Engin
             sampling.top_p
         ));
     }
-    check_layout(job.kv.layout(), &shared.description.layout)?;
-    let (has, needs) = (job.kv.tokens() as usize, job.prompt.len() - 1);
-    if has != needs {
+    if !(0.0..=1.0).contains(&sampling.min_p) {
+        return bad(format!("min_p is {}; it must be from 0 to 1", sampling.min_p));
+    }
+    let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
+    if !(presence.is_finite() && frequency.is_finite()) {
         return bad(format!(
-            "the KV covers {has} tokens; a prompt of {} needs {needs}",
-            job.prompt.len()
+            "presence_penalty is {presence}, frequency_penalty {frequency}; both must be numbers"
+        ));
+    }
+    if !(sampling.repetition_penalty > 0.0 && sampling.repetition_penalty.is_finite()) {
+        return bad(format!(
+            "repetition_penalty is {}; it must be a positive number",
+            sampling.repetition_penalty
+        ));
+    }
+    let unusable = |(token, bias): &&(u32, f32)| *token >= vocabulary || !bias.is_finite();
+    if let Some((token, bias)) = sampling.logit_bias.iter().find(unusable) {
+        return bad(format!(
+            "logit_bias gives token {token} a bias of {bias}; tokens are below {vocabulary}, biases are numbers"
         ));
     }
     Ok(())

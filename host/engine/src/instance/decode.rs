@@ -5,7 +5,9 @@ use super::cache::{Computed, Names};
 use super::meter::{CountedDecode, Meter};
 use crate::BLOCK_TOKENS;
 use crate::generate::{Chosen, Generation, Wanted, no_numbers};
+use crate::kernel::Rows;
 use crate::network::state::{LayerState, SequenceState};
+use crate::sampling::Drawn;
 use portolan_base::TenantKey;
 use portolan_kv::BlockKv;
 use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, KvMade, KvPast, KvSet, Retention};
@@ -22,6 +24,7 @@ pub(crate) struct DecodeRun {
     job: DecodeJob,
     events: mpsc::UnboundedSender<DecodeEvent>,
     generation: Option<Generation>,
+    arrived: Instant,
     /// Whether the logits are still to be sent.
     logits_due: bool,
 }
@@ -46,6 +49,7 @@ impl DecodeRun {
             job,
             events,
             generation: None,
+            arrived: Instant::now(),
             logits_due,
             _counted: CountedDecode::new(meter),
         }
@@ -54,6 +58,11 @@ impl DecodeRun {
     /// Whose turn it is when the job runs.
     pub(crate) fn tenant(&self) -> TenantKey {
         self.job.key
+    }
+
+    /// When it came.
+    pub(crate) fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// Whether nobody waits for the answer.
@@ -69,34 +78,79 @@ impl DecodeRun {
         }
     }
 
-    /// Takes a turn: one token.
-    pub(crate) fn turn(&mut self, shared: &Shared) -> Result<Progress, EngineError> {
+    /// The answer in the making and its next input, for a step together with others. `None` while KV that was given up is
+    /// computed again; a call computes one piece of it.
+    pub(crate) fn take_part(&mut self, shared: &Shared) -> Result<Option<(Generation, Rows)>, EngineError> {
         let mut generation = match self.generation.take() {
             Some(generation) => generation,
             None => self.begin(shared)?,
         };
-        let began = Instant::now();
-        let mut observe = |_: usize, _: &LayerState| {
-            if self.is_cancelled() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
+        if generation.is_aside() {
+            self.compute_again(shared, &mut generation)?;
+            self.generation = Some(generation);
+            return Ok(None);
+        }
+        let input = generation.embedded(&shared.model.network);
+        Ok(Some((generation, input)))
+    }
+
+    /// Gives the KV up for others; the tokens stay.
+    pub(crate) fn set_aside(&mut self, shared: &Shared) {
+        if let Some(generation) = &mut self.generation {
+            generation.set_aside(&shared.model.network);
+        }
+    }
+
+    /// Bytes of KV that it holds, or needs to go on.
+    pub(crate) fn kv_bytes(&self, shared: &Shared) -> u64 {
+        let layout = &shared.description.layout;
+        let tokens = match &self.generation {
+            Some(generation) => generation.done().len(),
+            None => self.job.prompt.len(),
         };
-        let logits = generation.step(&shared.model.network, &mut observe)?;
-        shared.meter.decoded(began.elapsed());
-        let chosen = generation.choose(&logits);
+        layout.fixed_bytes().0 + layout.bytes_per_token().0 * tokens as u64
+    }
+
+    /// What the cache holds of it first, then a piece a call.
+    fn compute_again(&self, shared: &Shared, generation: &mut Generation) -> Result<(), EngineError> {
+        if generation.state().tokens == 0 {
+            let names = Names::of(
+                &self.job.key,
+                generation.done(),
+                &self.job.about,
+                shared.cache.epoch(),
+            );
+            let held = shared.cache.lookup(&names);
+            shared.cache.restore(&held, generation.state());
+        }
+        if !generation.is_aside() {
+            return Ok(());
+        }
+        let mut observe = |_: usize, _: &LayerState| match self.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        Ok(generation.compute_again(&shared.model.network, &mut observe)?)
+    }
+
+    /// Goes on after a step: one token.
+    pub(crate) fn turn(
+        &mut self,
+        mut generation: Generation,
+        logits: &[f32],
+    ) -> Result<Progress, EngineError> {
+        let chosen = generation.choose(logits);
         if std::mem::take(&mut self.logits_due) {
-            self.send(DecodeEvent::Logits(logits))?;
+            self.send(DecodeEvent::Logits(logits.to_vec()))?;
         }
         match chosen {
-            Chosen::Token(token) => {
-                self.send(DecodeEvent::Token(token))?;
+            Chosen::Token(drawn) => {
+                self.send_token(drawn)?;
                 self.generation = Some(generation);
                 return Ok(Progress::Unfinished);
             }
-            Chosen::LastToken(token) => {
-                self.send(DecodeEvent::Token(token))?;
+            Chosen::LastToken(drawn) => {
+                self.send_token(drawn)?;
                 self.send(DecodeEvent::Finished(FinishReason::Length))?;
             }
             Chosen::Stop => self.send(DecodeEvent::Finished(FinishReason::Stop))?,
@@ -129,16 +183,46 @@ impl DecodeRun {
             keep_blocks(shared, &names, &state);
         }
         let wanted = Wanted {
-            sampling: self.job.sampling,
+            sampling: self.job.sampling.clone(),
             max_tokens: self.job.max_tokens,
             stop_ids: self.job.stop_ids.clone(),
         };
-        Ok(Generation::new(state, *last, wanted))
+        Ok(Generation::new(state, (&self.job.prompt, *last), wanted))
+    }
+
+    fn send_token(&self, drawn: Drawn) -> Result<(), EngineError> {
+        if let Some(logprobs) = drawn.logprobs {
+            self.send(DecodeEvent::Logprobs(logprobs))?;
+        }
+        self.send(DecodeEvent::Token(drawn.token))
     }
 
     fn send(&self, event: DecodeEvent) -> Result<(), EngineError> {
         self.events.send(event).map_err(|_| EngineError::Cancelled)
     }
+}
+
+/// Runs the next input of several jobs; the logits after each. Stops between layers when nobody waits for any of them.
+pub(super) fn step(
+    shared: &Shared,
+    runs: &[DecodeRun],
+    parts: &mut [(Generation, Rows)],
+) -> Result<Rows, EngineError> {
+    let began = Instant::now();
+    let mut observe = |_: usize, _: &LayerState| match runs.iter().all(DecodeRun::is_cancelled) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let network = &shared.model.network;
+    let mut inputs = Rows::zeros(0, network.config.hidden);
+    let mut states = Vec::with_capacity(parts.len());
+    for (generation, input) in parts {
+        inputs.append(input);
+        states.push(generation.state());
+    }
+    let logits = network.step(inputs, states, &mut observe)?;
+    shared.meter.decoded(began.elapsed());
+    Ok(logits)
 }
 
 /// Puts KV into a fresh state.

@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use portolan_base::{CurveMeter, Permille};
 use portolan_ports::EngineLoad;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Over how long the busy shares are taken: two of the 500 ms samples that the routing loop reads.
@@ -20,6 +20,7 @@ pub(crate) struct Meter {
     prefill_requests: AtomicU32,
     prefill_tokens: AtomicU32,
     decodes: AtomicU32,
+    set_aside: AtomicU64,
     times: Mutex<Times>,
 }
 
@@ -51,8 +52,19 @@ impl Meter {
             prefill_requests: AtomicU32::new(0),
             prefill_tokens: AtomicU32::new(0),
             decodes: AtomicU32::new(0),
+            set_aside: AtomicU64::new(0),
             times: Mutex::new(times),
         }
+    }
+
+    /// A sequence gave its KV up for others.
+    pub(crate) fn set_aside(&self) {
+        self.set_aside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often one did.
+    pub(crate) fn times_set_aside(&self) -> u64 {
+        self.set_aside.load(Ordering::Relaxed)
     }
 
     /// A piece of `tokens` took `time`.

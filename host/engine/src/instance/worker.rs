@@ -6,6 +6,7 @@ use super::decode::{self, DecodeRun};
 use super::fair::FairQueue;
 use super::prefill::{self, PrefillRun};
 use super::{Shared, stopped};
+use crate::BLOCK_TOKENS;
 use portolan_base::TenantKey;
 use portolan_ports::EngineError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,24 +98,77 @@ impl Worker {
         while self.running.len() < slots {
             let running = &self.running;
             let has = |tenant: &TenantKey| running.iter().filter(|run| run.tenant() == *tenant).count();
-            let Some((_, run)) = self.waiting.pop_of_least(has) else {
+            let Some((tenant, run)) = self.waiting.pop_of_least(has) else {
                 return;
             };
+            let block = self.shared.description.layout.bytes_per_token().0 * u64::from(BLOCK_TOKENS);
+            let room = self.shared.running_kv.0.saturating_sub(self.kv_bytes());
+            // One that would be set aside in the next step again would be computed for nothing.
+            if !self.running.is_empty() && run.kv_bytes(&self.shared) + block > room {
+                self.waiting.put_back(tenant, run);
+                return;
+            }
             self.running.push(run);
         }
     }
 
+    fn kv_bytes(&self) -> u64 {
+        self.running.iter().map(|run| run.kv_bytes(&self.shared)).sum()
+    }
+
+    /// Sets the latest sequences aside when the KV of all outgrows its memory. The oldest always goes on, so that all end.
+    fn make_room(&mut self) {
+        while self.running.len() > 1 && self.kv_bytes() > self.shared.running_kv.0 {
+            let Some(mut run) = self.running.pop() else { return };
+            tracing::debug!(instance = %self.shared.description.instance, "a sequence waits for room; its KV is given up");
+            run.set_aside(&self.shared);
+            self.shared.meter.set_aside();
+            self.waiting.put_back(run.tenant(), run);
+        }
+    }
+
+    /// One token for every running sequence, in one pass over the weights: what is read of them serves all. A job that
+    /// cannot be begun fails alone; a pass that fails, fails all its jobs, since it leaves their states half changed.
     fn decode_turn(&mut self) {
+        self.make_room();
+        let (mut runs, mut parts) = (Vec::new(), Vec::new());
         for mut run in std::mem::take(&mut self.running) {
-            match contained(|| run.turn(&self.shared)) {
-                Ok(decode::Progress::Unfinished) => self.running.push(run),
-                Ok(decode::Progress::Done) => {}
-                Err(error) => {
-                    self.note(&error);
-                    run.fail(error);
+            match contained(|| run.take_part(&self.shared)) {
+                Ok(Some(part)) => {
+                    runs.push(run);
+                    parts.push(part);
+                }
+                Ok(None) => self.running.push(run),
+                Err(error) => self.fail(run, error),
+            }
+        }
+        if runs.is_empty() {
+            return;
+        }
+        let outcome = contained(|| decode::step(&self.shared, &runs, &mut parts));
+        match outcome {
+            Ok(logits) => {
+                for ((mut run, (generation, _)), logits) in runs.into_iter().zip(parts).zip(logits.rows()) {
+                    match contained(|| run.turn(generation, logits)) {
+                        Ok(decode::Progress::Unfinished) => self.running.push(run),
+                        Ok(decode::Progress::Done) => {}
+                        Err(error) => self.fail(run, error),
+                    }
+                }
+            }
+            Err(error) => {
+                for run in runs {
+                    self.fail(run, error.clone());
                 }
             }
         }
+        // Those whose KV was computed again come first in the list, and are not the oldest for that.
+        self.running.sort_by_key(DecodeRun::arrived);
+    }
+
+    fn fail(&self, run: DecodeRun, error: EngineError) {
+        self.note(&error);
+        run.fail(error);
     }
 
     fn prefill_turn(&mut self) {

@@ -1,5 +1,6 @@
 //! Causal attention of a block of queries over all keys and values so far.
 
+use super::strip::vectorised;
 use super::{Rows, add_scaled, dot, softmax};
 use portolan_base::kv::KvWindow;
 use rayon::prelude::*;
@@ -52,40 +53,66 @@ impl KeysValues<'_> {
     }
 }
 
-/// Attention of `queries` (`[tokens, heads * head_dim]`), the first of which stands at position `start`. Each query
-/// sees the keys up to its own position, or those of its window. Query heads share key/value heads in groups.
-pub(crate) fn attend(queries: &Rows, start: usize, kv: KeysValues<'_>) -> Rows {
-    let head_dim = kv.head_dim;
-    let group = queries.width() / head_dim / kv.keys.len();
-    let scale = 1.0 / (head_dim as f32).sqrt();
+/// What one query looks at: keys and values, of which it sees those up to its own position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) kv: KeysValues<'a>,
+    /// The query's position in its sequence.
+    pub(crate) position: usize,
+}
+
+/// Multiplications that one task does at least: some 10 µs of work.
+const WORK_PER_TASK: usize = 1 << 16;
+
+/// Attention of `queries` (`[tokens, heads * head_dim]`), each over a view of its own. Query heads share key/value heads
+/// in groups.
+pub(crate) fn attend(queries: &Rows, views: &[View<'_>]) -> Rows {
     let mut out = Rows::zeros(queries.len(), queries.width());
+    let Some(longest) = views.iter().max_by_key(|view| view.position) else {
+        return out;
+    };
+    let head_dim = longest.kv.head_dim;
+    let least = (WORK_PER_TASK / (2 * head_dim * (longest.position + 1))).max(1);
+    let heads_per_row = queries.width() / head_dim;
     let heads = out
         .values_mut()
         .par_chunks_mut(head_dim)
         .zip(queries.values().par_chunks(head_dim));
-    let heads_per_row = queries.width() / head_dim;
     heads
+        .with_min_len(least)
         .enumerate()
         .for_each_init(Vec::new, |scores, (index, (out, query))| {
-            let (row, head) = (index / heads_per_row, index % heads_per_row);
-            let (keys, values) = (&kv.keys[head / group], &kv.values[head / group]);
-            let seen = kv
-                .seen(start + row)
-                .map(|places| places.start * head_dim..places.end * head_dim);
-            scores.clear();
-            for places in seen.clone() {
-                let keys = keys[places].chunks_exact(head_dim);
-                scores.extend(keys.map(|key| dot(query, key) * scale));
-            }
-            softmax(scores);
-            let values = seen
-                .into_iter()
-                .flat_map(|places| values[places].chunks_exact(head_dim));
-            for (score, value) in scores.iter().zip(values) {
-                add_scaled(out, *score, value);
-            }
+            let view = &views[index / heads_per_row];
+            let group = heads_per_row / view.kv.keys.len();
+            let head = index % heads_per_row / group;
+            vectorised(|| attend_one(view, head, query, scores, out));
         });
     out
+}
+
+/// One query head over one key/value head.
+#[inline(always)]
+fn attend_one(view: &View<'_>, head: usize, query: &[f32], scores: &mut Vec<f32>, out: &mut [f32]) {
+    let head_dim = query.len();
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let (keys, values) = (&view.kv.keys[head], &view.kv.values[head]);
+    let seen = view
+        .kv
+        .seen(view.position)
+        .map(|places| places.start * head_dim..places.end * head_dim);
+    scores.clear();
+    for places in seen.clone() {
+        for key in keys[places].chunks_exact(head_dim) {
+            scores.push(dot(query, key) * scale);
+        }
+    }
+    softmax(scores);
+    let mut scores = scores.iter();
+    for places in seen {
+        for (value, score) in values[places].chunks_exact(head_dim).zip(&mut scores) {
+            add_scaled(out, *score, value);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -104,7 +131,8 @@ mod tests {
             gap: Gap::default(),
             window: None,
         };
-        let out = attend(&Rows::new(vec![1.0; 8], 4), 1, kv);
+        let views = [1, 2].map(|position| View { kv, position });
+        let out = attend(&Rows::new(vec![1.0; 8], 4), &views);
         assert_eq!(out.row(0), [2.0, 20.0, 2.0, 20.0]);
         let last = out.row(1);
         assert!(
@@ -169,7 +197,8 @@ mod tests {
                         gap,
                         window: Some(window),
                     };
-                    let got = attend(&Rows::new(query.clone(), width), at, kv);
+                    let views = [View { kv, position: at }];
+                    let got = attend(&Rows::new(query.clone(), width), &views);
                     let off = got.row(0).iter().zip(&expected).map(|(a, b)| (a - b).abs());
                     assert!(off.fold(0.0, f32::max) < 1e-5, "{window:?} at {at}, {gap:?}");
                 }

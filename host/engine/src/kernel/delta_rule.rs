@@ -1,17 +1,17 @@
 //! The gated delta rule and the short convolution before it: one token at a time, so that cutting a prompt into
 //! pieces changes nothing.
 
-use super::{add_scaled, silu};
+use super::add_scaled;
 
-/// Pushes `input` into the last column of a convolution state `[channels, width]`, writing each channel's
-/// activated sum to `out`.
+/// Pushes `input` into the last column of a convolution state `[channels, width]`, writing each channel's weighted sum
+/// to `out`.
 pub(crate) fn convolve(state: &mut [f32], weight: &[f32], input: &[f32], out: &mut [f32]) {
     let width = weight.len() / input.len();
     let columns = state.chunks_exact_mut(width).zip(weight.chunks_exact(width));
     for ((x, o), (column, w)) in input.iter().zip(out).zip(columns) {
         column.copy_within(1.., 0);
         column[width - 1] = *x;
-        *o = silu(column.iter().zip(w).map(|(a, b)| a * b).sum());
+        *o = column.iter().zip(w).map(|(a, b)| a * b).sum();
     }
 }
 

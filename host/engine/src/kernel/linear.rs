@@ -1,96 +1,136 @@
 //! Multiplication by a weight matrix.
 
-use super::{Rows, dot};
-use candle_core::{Device, Storage, Tensor};
+use super::Rows;
+use super::strip::{OUTPUTS, multiply};
+use super::weights::{GROUP, Weights};
 use rayon::prelude::*;
+use std::sync::Arc;
 
-/// Output values one task computes when a single row is multiplied: 64 rows of a 576-wide matrix are 147 kB, about
-/// 15 µs of memory traffic, ten times what handing over a task costs.
-const OUTPUTS_PER_TASK: usize = 64;
+/// Multiplications that one task does at least: some 20 µs of work, ten times what handing over a task costs.
+const WORK_PER_TASK: usize = 1 << 18;
 
 /// A weight matrix `[outputs, inputs]`, as checkpoints store it.
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
-    weight: Tensor,
-    outputs: usize,
+    weights: Arc<Weights>,
     inputs: usize,
 }
 
 impl Linear {
-    /// Takes a contiguous two-dimensional `f32` tensor on the CPU.
-    pub(crate) fn new(weight: &Tensor) -> candle_core::Result<Self> {
-        let (outputs, inputs) = weight.dims2()?;
-        Ok(Self {
-            weight: weight.contiguous()?,
-            outputs,
+    /// Takes the rows of a matrix; `None` when they do not make whole rows of `inputs`, or grouped ones whole groups.
+    pub(crate) fn new(weights: Weights, inputs: usize) -> Option<Self> {
+        let groups = !matches!(weights, Weights::Grouped(_)) || inputs.is_multiple_of(GROUP);
+        let whole = inputs > 0 && weights.len().is_multiple_of(inputs);
+        (whole && groups).then(|| Self {
+            weights: Arc::new(weights),
             inputs,
         })
     }
 
-    /// `x · Wᵀ`.
-    ///
-    /// A single row takes a path of its own: the tensor library's product packs the whole matrix before it multiplies,
-    /// which costs more than the multiplication when there is one row to multiply.
-    pub(crate) fn forward(&self, x: &Rows) -> candle_core::Result<Rows> {
-        if x.len() == 1 {
-            return self.forward_row(x.row(0));
-        }
-        let input = Tensor::from_slice(x.values(), (x.len(), self.inputs), &Device::Cpu)?;
-        let product = input.matmul(&self.weight.t()?)?;
-        Ok(Rows::new(product.flatten_all()?.to_vec1()?, self.outputs))
+    fn outputs(&self) -> usize {
+        self.weights.len() / self.inputs
+    }
+
+    /// `x · Wᵀ`. A row's values do not depend on what other rows are computed with it.
+    pub(crate) fn forward(&self, x: &Rows) -> Rows {
+        let [out] = forward_all([self], x);
+        out
     }
 
     /// One row of the matrix: the embedding of a token when the matrix is an embedding table.
-    pub(crate) fn weight_row(&self, index: usize) -> candle_core::Result<Vec<f32>> {
-        self.with_weights(|weights| weights[index * self.inputs..][..self.inputs].to_vec())
+    ///
+    /// # Panics
+    /// Beyond its end.
+    pub(crate) fn weight_row(&self, index: usize) -> Vec<f32> {
+        let mut scratch = Vec::new();
+        let row = self
+            .weights
+            .floats(index * self.inputs, self.inputs, &mut scratch);
+        row.to_vec()
     }
 
-    fn forward_row(&self, x: &[f32]) -> candle_core::Result<Rows> {
-        let mut out = vec![0.0; self.outputs];
-        self.with_weights(|weights| {
-            out.par_chunks_mut(OUTPUTS_PER_TASK)
-                .zip(weights.par_chunks(OUTPUTS_PER_TASK * self.inputs))
-                .for_each(|(out, weights)| {
-                    for (o, w) in out.iter_mut().zip(weights.chunks_exact(self.inputs)) {
-                        *o = dot(x, w);
-                    }
-                });
-        })?;
-        Ok(Rows::new(out, self.outputs))
+    /// Outputs from `first` on, `[outputs, rows]`.
+    fn compute(&self, first: usize, x: &Rows, scratch: &mut Vec<f32>, out: &mut [f32]) {
+        let outputs = out.len() / x.len();
+        let weights = self
+            .weights
+            .floats(first * self.inputs, outputs * self.inputs, scratch);
+        multiply(weights, x.values(), self.inputs, out);
     }
+}
 
-    fn with_weights<T>(&self, read: impl FnOnce(&[f32]) -> T) -> candle_core::Result<T> {
-        let (storage, layout) = self.weight.storage_and_layout();
-        match &*storage {
-            Storage::Cpu(cpu) => Ok(read(&cpu.as_slice::<f32>()?[layout.start_offset()..])),
-            _ => candle_core::bail!("the weights are not in host memory"),
-        }
+/// Several matrices' products with the same rows, handed to the threads together: a join costs what a small product
+/// does.
+pub(crate) fn forward_all<const N: usize>(matrices: [&Linear; N], x: &Rows) -> [Rows; N] {
+    let rows = x.len();
+    let strip = OUTPUTS * rows;
+    let least = (WORK_PER_TASK / (strip * x.width()).max(1)).max(1);
+    let mut products = matrices.map(|matrix| vec![0.0; matrix.outputs() * rows]);
+    let strips: Vec<(&Linear, usize, &mut [f32])> = matrices
+        .into_iter()
+        .zip(&mut products)
+        .flat_map(|(matrix, product)| {
+            let strips = product.chunks_mut(strip).enumerate();
+            strips.map(move |(index, out)| (matrix, index * OUTPUTS, out))
+        })
+        .collect();
+    strips
+        .into_par_iter()
+        .with_min_len(least)
+        .for_each_init(Vec::new, |scratch, (matrix, first, out)| {
+            matrix.compute(first, x, scratch, out);
+        });
+    products.map(|product| turned(product, rows))
+}
+
+/// `[outputs, rows]` as `[rows, outputs]`.
+fn turned(product: Vec<f32>, rows: usize) -> Rows {
+    let outputs = product.len() / rows;
+    if rows == 1 {
+        return Rows::new(product, outputs);
     }
+    let mut out = Rows::zeros(rows, outputs);
+    out.values_mut()
+        .par_chunks_mut(outputs)
+        .enumerate()
+        .for_each(|(row, out)| {
+            for (value, of_all) in out.iter_mut().zip(product.chunks_exact(rows)) {
+                *value = of_all[row];
+            }
+        });
+    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn value(i: usize) -> f32 {
+        ((i * 7919) % 113) as f32 / 113.0 - 0.5
+    }
+
     #[test]
-    fn one_row_and_many_rows_agree() {
+    fn one_row_and_many_rows_are_the_same_bits() {
         let (outputs, inputs) = (130, 40);
-        let value = |i: usize| ((i * 7919) % 113) as f32 / 113.0 - 0.5;
-        let weight: Vec<f32> = (0..outputs * inputs).map(value).collect();
-        let weight = Tensor::from_vec(weight, (outputs, inputs), &Device::Cpu).unwrap();
-        let linear = Linear::new(&weight).unwrap();
-        let x = Rows::new((0..3 * inputs).map(|i| value(i + 5)).collect(), inputs);
-        let many = linear.forward(&x).unwrap();
-        for i in 0..3 {
-            let one = linear.forward(&Rows::new(x.row(i).to_vec(), inputs)).unwrap();
-            let worst = one
-                .values()
-                .iter()
-                .zip(many.row(i))
-                .map(|(a, b)| (a - b).abs())
-                .fold(0.0, f32::max);
-            assert!(worst < 1e-5, "row {i} differs by {worst}");
+        let weights: Vec<f32> = (0..outputs * inputs).map(value).collect();
+        let linear = Linear::new(Weights::F32(weights), inputs).unwrap();
+        let x = Rows::new((0..5 * inputs).map(|i| value(i + 5)).collect(), inputs);
+        let many = linear.forward(&x);
+        for i in 0..5 {
+            let one = linear.forward(&Rows::new(x.row(i).to_vec(), inputs));
+            assert_eq!(one.values(), many.row(i), "row {i}");
+            let plain: f32 = (0..inputs).map(|k| value(7 * inputs + k) * x.row(i)[k]).sum();
+            assert!((one.values()[7] - plain).abs() < 1e-5);
         }
-        assert_eq!(linear.weight_row(2).unwrap()[1], value(2 * inputs + 1));
+        assert_eq!(linear.weight_row(2)[1], value(2 * inputs + 1));
+        let [first, second] = forward_all([&linear, &linear], &x);
+        assert_eq!(first.values(), many.values());
+        assert_eq!(second.values(), many.values());
+    }
+
+    #[test]
+    fn rows_that_are_not_whole_make_no_matrix() {
+        assert!(Linear::new(Weights::F32(vec![0.0; 7]), 3).is_none());
+        assert!(Linear::new(Weights::F32(Vec::new()), 0).is_none());
     }
 }

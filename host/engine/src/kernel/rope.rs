@@ -16,7 +16,7 @@ pub(crate) struct Rope {
     pairs: RopePairs,
 }
 
-/// Sines and cosines of a range of positions, shared by all layers of a forward pass.
+/// Sines and cosines of some positions, shared by all layers of a forward pass.
 #[derive(Debug)]
 pub(crate) struct Rotation {
     angles: Vec<(f32, f32)>,
@@ -34,9 +34,10 @@ impl Rope {
         }
     }
 
-    /// The rotation of positions `start..start + count`.
-    pub(crate) fn at(&self, start: usize, count: usize) -> Rotation {
-        let angles = (start..start + count)
+    /// The rotation of these positions, one a row.
+    pub(crate) fn at(&self, positions: impl IntoIterator<Item = usize>) -> Rotation {
+        let angles = positions
+            .into_iter()
             .flat_map(|position| {
                 self.frequencies
                     .iter()
@@ -52,7 +53,7 @@ impl Rope {
 }
 
 impl Rotation {
-    /// Rotates one head of the token at `index` within the range.
+    /// Rotates one head of the row at `index`.
     pub(crate) fn apply(&self, index: usize, head: &mut [f32]) {
         for (i, (sin, cos)) in self.angles[index * self.half..][..self.half].iter().enumerate() {
             let (a, b) = match self.pairs {
@@ -73,7 +74,7 @@ mod tests {
     #[test]
     fn position_zero_stands_still_and_values_beyond_the_width_always_do() {
         let rope = Rope::new(10_000.0, 4, RopePairs::Halves);
-        let rotation = rope.at(0, 2);
+        let rotation = rope.at([0, 1]);
         let before = [1.0, 2.0, 3.0, 4.0, 5.0];
         let mut head = before;
         rotation.apply(0, &mut head);
@@ -87,10 +88,10 @@ mod tests {
     fn both_pairings_rotate_by_the_same_angles() {
         let (mut halves, mut adjacent) = ([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]);
         Rope::new(100.0, 4, RopePairs::Halves)
-            .at(7, 1)
+            .at([7])
             .apply(0, &mut halves);
         Rope::new(100.0, 4, RopePairs::Adjacent)
-            .at(7, 1)
+            .at([7])
             .apply(0, &mut adjacent);
         assert_eq!(halves, [adjacent[0], adjacent[2], adjacent[1], adjacent[3]]);
     }

@@ -5,6 +5,7 @@ use super::{LoadError, LoadedModel, ModelFiles, build};
 use crate::kernel::rope::RopePairs;
 use crate::network::config::{
     AttentionConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm, RopeConfig,
+    TensorNames,
 };
 use crate::shape::CacheShape;
 use crate::text::{ModelText, TextParts};
@@ -187,7 +188,11 @@ fn config(meta: &Metadata<'_>) -> Result<NetworkConfig, LoadError> {
         attention,
         window: None,
         delta_net: None,
+        short_conv: None,
         layers: vec![LayerKind::Attention; layers],
+        experts: None,
+        dense_layers: Vec::new(),
+        names: TensorNames::Llama,
     })
 }
 

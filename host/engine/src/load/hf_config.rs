@@ -3,9 +3,10 @@
 use super::LoadError;
 use crate::kernel::rope::RopePairs;
 use crate::network::config::{
-    AttentionConfig, DeltaNetConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm,
-    RopeConfig,
+    AttentionConfig, DeltaNetConfig, DeltaNetFile, ExpertsConfig, LayerKind, NetworkConfig, NormWeight,
+    OutputGate, OutputHead, QkNorm, RopeConfig, TensorNames,
 };
+use crate::network::experts::ExpertWeights;
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -28,9 +29,10 @@ struct Config {
 #[derive(Debug, Deserialize)]
 struct TextConfig {
     hidden_size: usize,
-    intermediate_size: usize,
+    intermediate_size: Option<usize>,
     vocab_size: usize,
     max_position_embeddings: usize,
+    #[serde(alias = "norm_eps")]
     rms_norm_eps: f32,
     num_hidden_layers: usize,
     num_attention_heads: usize,
@@ -40,8 +42,9 @@ struct TextConfig {
     attention_bias: bool,
     #[serde(default)]
     use_sliding_window: bool,
-    hidden_act: String,
+    hidden_act: Option<String>,
     tie_word_embeddings: Option<bool>,
+    tie_embedding: Option<bool>,
     rope_theta: Option<f32>,
     partial_rotary_factor: Option<f32>,
     rope_parameters: Option<RopeParameters>,
@@ -52,6 +55,24 @@ struct TextConfig {
     linear_value_head_dim: Option<usize>,
     linear_num_key_heads: Option<usize>,
     linear_num_value_heads: Option<usize>,
+    num_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    shared_expert_intermediate_size: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    decoder_sparse_step: Option<usize>,
+    #[serde(default)]
+    mlp_only_layers: Vec<usize>,
+    full_attn_idxs: Option<Vec<usize>>,
+    #[serde(rename = "conv_L_cache")]
+    conv_columns: Option<usize>,
+    #[serde(default)]
+    conv_bias: bool,
+    block_ff_dim: Option<usize>,
+    #[serde(default)]
+    block_auto_adjust_ff_dim: bool,
+    block_ffn_dim_multiplier: Option<f64>,
+    block_multiple_of: Option<usize>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -66,6 +87,8 @@ struct RopeParameters {
 enum Architecture {
     Qwen3,
     Qwen35,
+    Qwen3Next,
+    Lfm2,
 }
 
 impl Architecture {
@@ -73,6 +96,8 @@ impl Architecture {
         match name {
             "Qwen3ForCausalLM" => Some(Self::Qwen3),
             "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" => Some(Self::Qwen35),
+            "Qwen3NextForCausalLM" => Some(Self::Qwen3Next),
+            "Lfm2ForCausalLM" => Some(Self::Lfm2),
             _ => None,
         }
     }
@@ -95,7 +120,10 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
             let found = outer.architectures.join(", ");
             check.setting(
                 "architectures",
-                format!("names [{found}]; Qwen3ForCausalLM and Qwen3_5ForCausalLM are supported"),
+                format!(
+                    "names [{found}]; Qwen3ForCausalLM, Qwen3_5ForCausalLM, Qwen3NextForCausalLM and Lfm2ForCausalLM \
+                     are supported"
+                ),
             )
         })?;
     let config = TextConfig::deserialize(outer.text_config.as_ref().unwrap_or(&whole)).map_err(malformed)?;
@@ -104,7 +132,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
     let attention = check.attention(&config, architecture)?;
     Ok(NetworkConfig {
         hidden: check.positive("hidden_size", config.hidden_size)?,
-        intermediate: check.positive("intermediate_size", config.intermediate_size)?,
+        intermediate: check.intermediate(&config, architecture)?,
         vocabulary: check.within("vocab_size", config.vocab_size, VOCABULARY_MAX)?,
         context: check.within(
             "max_position_embeddings",
@@ -113,22 +141,44 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
         )?,
         norm_epsilon: config.rms_norm_eps,
         norm_weight: match architecture {
-            Architecture::Qwen3 => NormWeight::Plain,
-            Architecture::Qwen35 => NormWeight::OffsetByOne,
+            Architecture::Qwen3 | Architecture::Lfm2 => NormWeight::Plain,
+            Architecture::Qwen35 | Architecture::Qwen3Next => NormWeight::OffsetByOne,
         },
-        head: match config.tie_word_embeddings.or(outer.tie_word_embeddings) {
-            Some(true) => OutputHead::Embedding,
-            Some(false) | None => OutputHead::Own,
+        head: match config
+            .tie_word_embeddings
+            .or(outer.tie_word_embeddings)
+            .or(config.tie_embedding)
+            .unwrap_or(architecture == Architecture::Lfm2)
+        {
+            true => OutputHead::Embedding,
+            false => OutputHead::Own,
         },
         rope: check.rope(&config, attention.head_dim)?,
         attention,
         window: None,
         delta_net: match layers.contains(&LayerKind::DeltaNet) {
-            true => Some(check.delta_net(&config)?),
+            true => Some(check.delta_net(&config, architecture)?),
             false => None,
+        },
+        short_conv: match layers.contains(&LayerKind::ShortConv) {
+            true => Some(check.required("conv_L_cache", config.conv_columns)?),
+            false => None,
+        },
+        experts: check.experts(&config, architecture)?,
+        dense_layers: dense_layers(&config),
+        names: match architecture {
+            Architecture::Lfm2 => TensorNames::Lfm2,
+            _ => TensorNames::Llama,
         },
         layers,
     })
+}
+
+/// Layers without experts: those named, and all but every so manieth.
+fn dense_layers(config: &TextConfig) -> Vec<usize> {
+    let step = config.decoder_sparse_step.unwrap_or(1).max(1);
+    let skipped = (0..config.num_hidden_layers).filter(|index| !(index + 1).is_multiple_of(step));
+    config.mlp_only_layers.iter().copied().chain(skipped).collect()
 }
 
 struct Check<'a> {
@@ -165,10 +215,13 @@ impl Check<'_> {
 
     /// Refuses what the forward pass does not compute.
     fn supported(&self, config: &TextConfig) -> Result<(), LoadError> {
-        if config.hidden_act != "silu" {
+        if let Some(other) = config.hidden_act.as_deref().filter(|act| *act != "silu") {
+            return Err(self.setting("hidden_act", format!("is {other:?}; only \"silu\" is supported")));
+        }
+        if config.conv_bias {
             return Err(self.setting(
-                "hidden_act",
-                format!("is {:?}; only \"silu\" is supported", config.hidden_act),
+                "conv_bias",
+                "is true; convolutions with a bias are not supported".to_owned(),
             ));
         }
         if config.attention_bias {
@@ -208,7 +261,15 @@ impl Check<'_> {
             usize::from(u16::MAX),
         )?;
         let Some(types) = &config.layer_types else {
-            return Ok(vec![LayerKind::Attention; count]);
+            return Ok(match &config.full_attn_idxs {
+                None => vec![LayerKind::Attention; count],
+                Some(attention) => (0..count)
+                    .map(|index| match attention.contains(&index) {
+                        true => LayerKind::Attention,
+                        false => LayerKind::ShortConv,
+                    })
+                    .collect(),
+            });
         };
         if types.len() != count {
             return Err(self.setting(
@@ -219,9 +280,12 @@ impl Check<'_> {
         let kind = |name: &String| match name.as_str() {
             "full_attention" => Ok(LayerKind::Attention),
             "linear_attention" => Ok(LayerKind::DeltaNet),
+            "conv" => Ok(LayerKind::ShortConv),
             other => Err(self.setting(
                 "layer_types",
-                format!("holds {other:?}; \"full_attention\" and \"linear_attention\" are supported"),
+                format!(
+                    "holds {other:?}; \"full_attention\", \"linear_attention\" and \"conv\" are supported"
+                ),
             )),
         };
         types.iter().map(kind).collect()
@@ -240,8 +304,8 @@ impl Check<'_> {
         }
         let head_dim = self.positive("head_dim", config.head_dim.unwrap_or(config.hidden_size / heads))?;
         let gate = match architecture {
-            Architecture::Qwen3 => OutputGate::Absent,
-            Architecture::Qwen35 => OutputGate::Sigmoid,
+            Architecture::Qwen3 | Architecture::Lfm2 => OutputGate::Absent,
+            Architecture::Qwen35 | Architecture::Qwen3Next => OutputGate::Sigmoid,
         };
         Ok(AttentionConfig {
             heads,
@@ -274,7 +338,51 @@ impl Check<'_> {
         })
     }
 
-    fn delta_net(&self, config: &TextConfig) -> Result<DeltaNetConfig, LoadError> {
+    /// LFM2 states a width that is two thirds too wide, and how to round what is left.
+    fn intermediate(&self, config: &TextConfig, architecture: Architecture) -> Result<usize, LoadError> {
+        let stated = config.block_ff_dim.or(config.intermediate_size);
+        let stated = self.required("intermediate_size", stated)?;
+        if architecture != Architecture::Lfm2 || !config.block_auto_adjust_ff_dim {
+            return Ok(stated);
+        }
+        let multiple = self.positive("block_multiple_of", config.block_multiple_of.unwrap_or(256))?;
+        let factor = config.block_ffn_dim_multiplier.unwrap_or(1.0);
+        let width = ((2 * stated / 3) as f64 * factor) as usize;
+        self.positive("intermediate_size", width.div_ceil(multiple) * multiple)
+    }
+
+    fn experts(
+        &self,
+        config: &TextConfig,
+        architecture: Architecture,
+    ) -> Result<Option<ExpertsConfig>, LoadError> {
+        if architecture != Architecture::Qwen3Next {
+            return Ok(None);
+        }
+        let count = self.required("num_experts", config.num_experts)?;
+        let per_token = self.required("num_experts_per_tok", config.num_experts_per_tok)?;
+        if per_token > count {
+            let problem = format!("is {per_token}; there are {count} experts");
+            return Err(self.setting("num_experts_per_tok", problem));
+        }
+        let shared = "shared_expert_intermediate_size";
+        Ok(Some(ExpertsConfig {
+            count,
+            per_token,
+            intermediate: self.required("moe_intermediate_size", config.moe_intermediate_size)?,
+            shared_intermediate: self.required(shared, config.shared_expert_intermediate_size)?,
+            weights: match config.norm_topk_prob.unwrap_or(true) {
+                true => ExpertWeights::Normalised,
+                false => ExpertWeights::Probabilities,
+            },
+        }))
+    }
+
+    fn delta_net(
+        &self,
+        config: &TextConfig,
+        architecture: Architecture,
+    ) -> Result<DeltaNetConfig, LoadError> {
         let key_heads = self.required("linear_num_key_heads", config.linear_num_key_heads)?;
         let value_heads = self.required("linear_num_value_heads", config.linear_num_value_heads)?;
         if !value_heads.is_multiple_of(key_heads) {
@@ -287,6 +395,10 @@ impl Check<'_> {
             key_dim: self.required("linear_key_head_dim", config.linear_key_head_dim)?,
             value_dim: self.required("linear_value_head_dim", config.linear_value_head_dim)?,
             conv_width: self.required("linear_conv_kernel_dim", config.linear_conv_kernel_dim)?,
+            file: match architecture {
+                Architecture::Qwen3Next => DeltaNetFile::ByKeyHead,
+                _ => DeltaNetFile::Flat,
+            },
         })
     }
 }

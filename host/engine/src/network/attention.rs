@@ -2,11 +2,12 @@
 
 use super::config::{AttentionConfig, OutputGate};
 use super::state::AttentionState;
-use crate::kernel::attend::attend;
-use crate::kernel::linear::Linear;
+use crate::kernel::attend::{View, attend};
+use crate::kernel::linear::{Linear, forward_all};
 use crate::kernel::rope::Rotation;
 use crate::kernel::{Rows, rms_norm, sigmoid};
 use portolan_base::kv::LayerKv;
+use std::ops::Range;
 
 /// One attention layer's weights.
 #[derive(Debug)]
@@ -31,20 +32,26 @@ impl Attention {
         }
     }
 
-    /// Appends the keys and values of `x` to `state` and attends to all of it.
+    /// Appends the keys and values of `x` to the states of the sequences whose rows they are, and attends to all of
+    /// each.
     pub(crate) fn forward(
         &self,
         x: &Rows,
         rotation: &Rotation,
-        state: &mut AttentionState,
-    ) -> candle_core::Result<Rows> {
-        let (mut queries, gate) = self.split_gate(self.query.forward(x)?);
-        let mut keys = self.key.forward(x)?;
+        states: &mut [(Range<usize>, &mut AttentionState)],
+    ) -> Rows {
+        let [queries, mut keys, values] = forward_all([&self.query, &self.key, &self.value], x);
+        let (mut queries, gate) = self.split_gate(queries);
         self.position(&mut queries, self.query_norm.as_deref(), rotation);
         self.position(&mut keys, self.key_norm.as_deref(), rotation);
-        let start = state.tokens();
-        state.append(&keys, &self.value.forward(x)?);
-        let mut mixed = attend(&queries, start, state.keys_values());
+        let mut views = Vec::with_capacity(x.len());
+        for (rows, state) in states {
+            let start = state.tokens();
+            state.append((&keys, &values), rows.clone());
+            let kv = state.keys_values();
+            views.extend((start..start + rows.len()).map(|position| View { kv, position }));
+        }
+        let mut mixed = attend(&queries, &views);
         if let Some(gate) = gate {
             for (m, g) in mixed.values_mut().iter_mut().zip(gate) {
                 *m *= sigmoid(g);

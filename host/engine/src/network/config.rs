@@ -1,5 +1,6 @@
 //! What a network looks like, read from a Hugging Face `config.json` or from GGUF metadata.
 
+use super::experts::ExpertWeights;
 use crate::kernel::rope::RopePairs;
 use portolan_base::kv::KvWindow;
 
@@ -48,6 +49,36 @@ pub(crate) enum LayerKind {
     Attention,
     /// Gated delta net.
     DeltaNet,
+    /// Short convolution.
+    ShortConv,
+}
+
+/// How the projections of a delta net lie in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeltaNetFile {
+    /// Each a matrix of its own, or queries, keys and values one below the other.
+    Flat,
+    /// In two matrices, whose rows belong to one key head after the other.
+    ByKeyHead,
+}
+
+/// Shapes of the feed-forward networks of layers that have several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertsConfig {
+    pub(crate) count: usize,
+    pub(crate) per_token: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) shared_intermediate: usize,
+    pub(crate) weights: ExpertWeights,
+}
+
+/// What a checkpoint calls its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TensorNames {
+    /// As Llama and Qwen do.
+    Llama,
+    /// As LFM2 does.
+    Lfm2,
 }
 
 /// Shapes of the attention layers.
@@ -68,6 +99,7 @@ pub(crate) struct DeltaNetConfig {
     pub(crate) key_dim: usize,
     pub(crate) value_dim: usize,
     pub(crate) conv_width: usize,
+    pub(crate) file: DeltaNetFile,
 }
 
 impl DeltaNetConfig {
@@ -103,5 +135,11 @@ pub(crate) struct NetworkConfig {
     pub(crate) window: Option<KvWindow>,
     /// Present when any layer is of [`LayerKind::DeltaNet`].
     pub(crate) delta_net: Option<DeltaNetConfig>,
+    /// Columns of the convolution of layers of [`LayerKind::ShortConv`].
+    pub(crate) short_conv: Option<usize>,
     pub(crate) layers: Vec<LayerKind>,
+    pub(crate) experts: Option<ExpertsConfig>,
+    /// Layers with one feed-forward network though the model has experts.
+    pub(crate) dense_layers: Vec<usize>,
+    pub(crate) names: TensorNames,
 }

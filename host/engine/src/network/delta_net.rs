@@ -4,10 +4,11 @@
 use super::config::DeltaNetConfig;
 use super::state::RecurrentState;
 use crate::kernel::delta_rule::{DeltaInput, convolve, delta_step};
-use crate::kernel::linear::Linear;
+use crate::kernel::linear::{Linear, forward_all};
 use crate::kernel::{Rows, l2_norm, rms_norm, sigmoid, silu, softplus};
 use portolan_base::kv::LayerKv;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Added to the squared length of a query or key before its root is taken; the reference implementation's value.
 const L2_EPSILON: f32 = 1e-6;
@@ -54,13 +55,16 @@ impl DeltaNet {
         }
     }
 
-    /// Runs the tokens of `x` through `state`, in order.
-    pub(crate) fn forward(&self, x: &Rows, state: &mut RecurrentState) -> candle_core::Result<Rows> {
-        let mixed = self.convolved(&self.qkv.forward(x)?, &mut state.conv);
-        let (beta, decay) = (self.beta.forward(x)?, self.decay.forward(x)?);
-        let mut heads = self.recur(&mixed, &beta, &decay, &mut state.memory);
-        let gate = self.gate.forward(x)?;
+    /// Runs the rows of `x` through the states of the sequences whose they are, in order.
+    pub(crate) fn forward(&self, x: &Rows, states: &mut [(Range<usize>, &mut RecurrentState)]) -> Rows {
+        let [qkv, gate, beta, decay] = forward_all([&self.qkv, &self.gate, &self.beta, &self.decay], x);
         let value_dim = self.config.value_dim;
+        let mut heads = Rows::new(Vec::with_capacity(gate.values().len()), gate.width());
+        for (rows, state) in states {
+            let mixed = self.convolved(&qkv.part(rows), &mut state.conv);
+            let (beta, decay) = (beta.part(rows), decay.part(rows));
+            heads.append(&self.recur(&mixed, &beta, &decay, &mut state.memory));
+        }
         for (head, gate) in heads
             .values_mut()
             .chunks_exact_mut(value_dim)
@@ -83,6 +87,7 @@ impl DeltaNet {
         let mut out = Rows::zeros(qkv.len(), qkv.width());
         for (input, row) in qkv.rows().zip(out.rows_mut()) {
             convolve(state, &self.conv, input, row);
+            row.iter_mut().for_each(|x| *x = silu(*x));
             for (i, head) in row[..2 * key_heads * key_dim]
                 .chunks_exact_mut(key_dim)
                 .enumerate()

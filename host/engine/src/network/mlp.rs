@@ -1,7 +1,8 @@
 //! The feed-forward network of a layer.
 
-use crate::kernel::linear::Linear;
+use crate::kernel::linear::{Linear, forward_all};
 use crate::kernel::{Rows, silu};
+use rayon::prelude::*;
 
 /// `down(silu(gate(x)) * up(x))`.
 #[derive(Debug)]
@@ -12,12 +13,15 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    pub(crate) fn forward(&self, x: &Rows) -> candle_core::Result<Rows> {
-        let mut gate = self.gate.forward(x)?;
-        let up = self.up.forward(x)?;
-        for (g, u) in gate.values_mut().iter_mut().zip(up.values()) {
-            *g = silu(*g) * u;
-        }
+    pub(crate) fn forward(&self, x: &Rows) -> Rows {
+        let [mut gate, up] = forward_all([&self.gate, &self.up], x);
+        let width = gate.width();
+        let rows = gate.values_mut().par_chunks_mut(width);
+        rows.zip(up.values().par_chunks(width)).for_each(|(gate, up)| {
+            for (g, u) in gate.iter_mut().zip(up) {
+                *g = silu(*g) * u;
+            }
+        });
         self.down.forward(&gate)
     }
 }

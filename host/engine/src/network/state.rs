@@ -142,12 +142,12 @@ impl AttentionState {
         self.gap = wanted;
     }
 
-    /// Adds tokens whose keys and values are `[tokens, kv_heads * head_dim]`.
-    pub(crate) fn append(&mut self, keys: &Rows, values: &Rows) {
+    /// Adds tokens whose keys and values are these rows of `[tokens, kv_heads * head_dim]`.
+    pub(crate) fn append(&mut self, (keys, values): (&Rows, &Rows), rows: Range<usize>) {
         self.forget();
-        for (rows, heads) in [(keys, &mut self.keys), (values, &mut self.values)] {
-            for row in rows.rows() {
-                for (head, part) in heads.iter_mut().zip(row.chunks_exact(self.head_dim)) {
+        for (from, heads) in [(keys, &mut self.keys), (values, &mut self.values)] {
+            for row in rows.clone() {
+                for (head, part) in heads.iter_mut().zip(from.row(row).chunks_exact(self.head_dim)) {
                     head.extend_from_slice(part);
                 }
             }
@@ -228,10 +228,8 @@ mod tests {
         let LayerState::Attention(state) = &mut layer else {
             panic!("an attention layer")
         };
-        state.append(
-            &Rows::new(vec![1.0, 2.0, 3.0, 4.0], 2),
-            &Rows::new(vec![5.0, 6.0, 7.0, 8.0], 2),
-        );
+        let (keys, values) = (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0, 7.0, 8.0]);
+        state.append((&Rows::new(keys, 2), &Rows::new(values, 2)), 0..2);
         let piece = state.piece(0..2);
         assert_eq!(
             floats(&piece).collect::<Vec<_>>(),
@@ -291,7 +289,7 @@ mod tests {
         let (mut narrow, mut all) = (state(Some(window)), state(None));
         let add = |state: &mut AttentionState, tokens: Range<usize>| {
             let rows = Rows::new(tokens.map(|t| t as f32).collect(), 1);
-            state.append(&rows, &rows);
+            state.append((&rows, &rows), 0..rows.len());
         };
         for piece in [0..64, 64..128, 128..192, 192..256, 256..320, 320..330] {
             add(&mut narrow, piece.clone());

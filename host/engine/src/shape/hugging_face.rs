@@ -24,6 +24,8 @@ struct Keys {
     linear_num_value_heads: Option<u32>,
     linear_key_head_dim: Option<u32>,
     linear_value_head_dim: Option<u32>,
+    #[serde(rename = "conv_L_cache")]
+    conv_columns: Option<u32>,
     #[serde(alias = "torch_dtype")]
     dtype: Option<String>,
 }
@@ -94,9 +96,15 @@ impl Reader<'_> {
                 self.attention(Some(window as u32))
             }
             "linear_attention" => self.recurrent(),
+            "conv" => Ok(LayerShape::Recurrent {
+                values: self.size("hidden_size", self.keys.hidden_size)?
+                    * self.size("conv_L_cache", self.keys.conv_columns)?,
+            }),
             other => Err(self.problem(
                 "layer_types",
-                format!("holds {other:?}; full_attention, sliding_attention and linear_attention are known"),
+                format!(
+                    "holds {other:?}; full_attention, sliding_attention, linear_attention and conv are known"
+                ),
             )),
         }
     }

@@ -1,7 +1,9 @@
 //! Jobs that cannot be done, jobs that nobody waits for, and jobs that wait for a slot.
 
-use crate::support::{answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start};
-use portolan_base::ModelName;
+use crate::support::{
+    MODELS, answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start,
+};
+use portolan_base::{Bytes, ModelName};
 use portolan_engine::{InstanceConfig, NativeInstance};
 use portolan_ports::{DecodeEvent, DecodeJob, Engine, EngineError, FinishReason, KvSet, Role, Sampling};
 use std::sync::Arc;
@@ -240,4 +242,61 @@ async fn load_tells_speeds_from_the_beginning_and_a_dropped_instance_fails_its_j
         answer(events).await.end,
         Some(DecodeEvent::Failed(EngineError::Broken(_)))
     ));
+}
+
+#[tokio::test]
+async fn sequences_that_outgrow_their_memory_take_turns_and_answer_as_with_room() {
+    for name in MODELS {
+        let model = load(name);
+        let roomy = start(&model);
+        let prompts: Vec<Vec<u32>> = (0..4u32)
+            .map(|n| {
+                prompt(70 + 9 * n as usize)
+                    .iter()
+                    .map(|token| (token + n) % 2000)
+                    .collect()
+            })
+            .collect();
+        let layout = Arc::clone(&roomy.describe().layout);
+        // Two answers grow to some 190 tokens each within it, four do not.
+        let pool = Bytes(3 * layout.fixed_bytes().0 + 400 * layout.bytes_per_token().0);
+        let tight = InstanceConfig {
+            pool,
+            ..config("t", Role::Both)
+        };
+        let tight = NativeInstance::start(Arc::clone(&model), tight).unwrap();
+        let (mut expected, mut running) = (Vec::new(), Vec::new());
+        for prompt in &prompts {
+            let kv = kv_for(&roomy, prompt).await;
+            expected.push(answer(roomy.decode(decode_job(prompt, kv.clone(), 90))).await);
+            running.push(decode_job(prompt, kv, 90));
+        }
+        let running: Vec<_> = running.into_iter().map(|job| tight.decode(job)).collect();
+        for (events, expected) in running.into_iter().zip(expected) {
+            let got = answer(events).await;
+            assert_eq!((got.tokens.len(), &got), (90, &expected), "{name}");
+        }
+        assert!(tight.times_set_aside() > 0, "{name}: all four fit");
+        assert_eq!(roomy.times_set_aside(), 0);
+    }
+}
+
+#[tokio::test]
+async fn answers_side_by_side_are_those_of_each_alone() {
+    for name in MODELS {
+        let engine = start(&load(name));
+        let (mut alone, mut together) = (Vec::new(), Vec::new());
+        for n in [3, 64, 65, 130] {
+            let prompt = prompt(n);
+            let kv = kv_for(&engine, &prompt).await;
+            alone.push(answer(engine.decode(decode_job(&prompt, kv.clone(), 20))).await);
+            together.push(decode_job(&prompt, kv, 20));
+        }
+        let together: Vec<_> = together.into_iter().map(|job| engine.decode(job)).collect();
+        for (events, alone) in together.into_iter().zip(alone) {
+            let answer = answer(events).await;
+            assert_eq!(answer.bits(), alone.bits(), "{name}");
+            assert_eq!(answer.tokens, alone.tokens, "{name}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Models whose files are wrong: the error names what, where, and what would be right.
 
 use crate::support::{folder, load, oracle};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use portolan_engine::load_model;
 use portolan_ports::{ChatMessage, TextError};
 use std::collections::HashMap;
@@ -119,6 +119,27 @@ fn tensors_that_are_missing_or_of_another_shape_are_named() {
         config.insert("intermediate_size".to_owned(), serde_json::json!(256));
     });
     refused(model.path(), &["mlp.gate_proj.weight", "[128, 64]", "[256, 64]"]);
+}
+
+#[test]
+fn weights_of_sixteen_bits_count_as_the_floats_they_are_the_upper_half_of() {
+    let (half, whole) = (copy(), copy());
+    let (mut halves, mut floats) = (HashMap::new(), HashMap::new());
+    for (name, tensor) in weights(half.path()) {
+        let rounded = tensor.to_dtype(DType::BF16).unwrap();
+        floats.insert(name.clone(), rounded.to_dtype(DType::F32).unwrap());
+        halves.insert(name, rounded);
+    }
+    for (model, tensors) in [(&half, &halves), (&whole, &floats)] {
+        candle_core::safetensors::save(tensors, model.path().join("model.safetensors")).unwrap();
+    }
+    let (half, whole) = (
+        load_model(half.path()).unwrap(),
+        load_model(whole.path()).unwrap(),
+    );
+    assert_eq!(half.probe().unwrap(), whole.probe().unwrap());
+    let exact = load_model(&folder("tiny-qwen3")).unwrap();
+    assert_ne!(half.probe().unwrap(), exact.probe().unwrap());
 }
 
 #[test]

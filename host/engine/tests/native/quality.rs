@@ -48,7 +48,8 @@ fn each_kind_of_kv_is_compared_with_the_exact_one() {
         assert!(row("int8").agreement >= 0.97, "{name}");
         let share = |kv: &str| row(kv).bytes_per_token / exact.bytes_per_token;
         assert_eq!(share("bf16"), 0.5);
-        assert!(share("int8") < 0.29 && share("int4") < 0.16, "{name}");
+        // A scale and an offset for each head: heads of 16 pay twice what heads of 32 do.
+        assert!(share("int8") < 0.29 && share("int4") < 0.18, "{name}");
         // Of 128 tokens, block 64..128 and the first one are kept: with two blocks that is all; the rest of the report
         // is in the answer.
         assert!(share("window:64+1") <= 1.0);

@@ -11,8 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// The tiny models: dense, hybrid, hybrid with wide heads.
-pub(crate) const MODELS: [&str; 3] = ["tiny-qwen3", "tiny-qwen3_5", "tiny-qwen3_5-h128"];
+/// The tiny models: dense, hybrid, hybrid with wide heads, hybrid with experts, short convolutions.
+pub(crate) const MODELS: [&str; 5] = [
+    "tiny-qwen3",
+    "tiny-qwen3_5",
+    "tiny-qwen3_5-h128",
+    "tiny-qwen3-next",
+    "tiny-lfm2",
+];
 
 #[derive(Deserialize)]
 pub(crate) struct Oracle {
@@ -24,8 +30,29 @@ pub(crate) struct OraclePrompt {
     pub(crate) prompt: String,
     pub(crate) prompt_ids: Vec<u32>,
     pub(crate) greedy_ids: Vec<u32>,
+    /// The least that the reference's likeliest token was ahead of the next in any step.
+    pub(crate) min_top1_top2_gap: f32,
     pub(crate) logits: String,
     pub(crate) state: String,
+}
+
+/// Below this lead of the reference's own token, rounding may put another first.
+const TIE: f32 = 1e-3;
+
+impl OraclePrompt {
+    /// Fails unless `tokens` are the reference's, or part from them where it is undecided itself.
+    pub(crate) fn check_greedy(&self, tokens: &[u32], at: &str) {
+        let parted = tokens.iter().zip(&self.greedy_ids).position(|(a, b)| a != b);
+        assert_eq!(tokens.len(), self.greedy_ids.len(), "{at}");
+        if let Some(step) = parted {
+            let lead = self.min_top1_top2_gap;
+            assert!(
+                lead < TIE,
+                "{at}: another token at step {step}; the reference's lead is {lead}"
+            );
+            println!("{at}: another token at step {step}, a tie of the reference's");
+        }
+    }
 }
 
 pub(crate) fn folder(model: &str) -> PathBuf {

@@ -358,7 +358,7 @@ struct Drawn {
 
 impl Drawn {
     fn of(generation: &Generation, choice: u32) -> Self {
-        let mut sampling = generation.sampling;
+        let mut sampling = generation.sampling.clone();
         // Choices of one prompt differ, and the same seed gives the same choices again.
         sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
         Self {

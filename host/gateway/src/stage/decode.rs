@@ -53,7 +53,7 @@ impl Journey {
                     let reason = if stopped { FinishReason::Stop } else { reason };
                     return self.finish(rest, reason, leg);
                 }
-                Some(DecodeEvent::Logits(_)) => {}
+                Some(DecodeEvent::Logits(_) | DecodeEvent::Logprobs(_)) => {}
                 Some(DecodeEvent::Failed(error)) => {
                     return Err(stale(&error).unwrap_or(Fault::Engine { instance, error }));
                 }
@@ -136,7 +136,7 @@ impl Journey {
             about: Arc::clone(&self.about),
             prompt: self.request.prompt.clone(),
             kv,
-            sampling: self.request.sampling,
+            sampling: self.request.sampling.clone(),
             max_tokens: self.request.max_tokens,
             stop_ids,
             // What was quantised is good for this answer, and never for one that has to be exact.

@@ -90,6 +90,7 @@ async fn generate(args: GenerateArgs) -> Result<Generated, Failure> {
     while let Some(event) = events.recv().await {
         match event {
             DecodeEvent::Logits(logits) => out.logits = Some(logits),
+            DecodeEvent::Logprobs(_) => {}
             DecodeEvent::Token(token) => {
                 out.token_ids.push(token);
                 out.text.push_str(&text.push(token).map_err(Failure::new)?);

@@ -120,7 +120,7 @@ pub(super) async fn answer(
             DecodeEvent::Token(token) => answer.push(token),
             DecodeEvent::Failed(error) => return Err(fail(&error)),
             DecodeEvent::Finished(_) => break,
-            DecodeEvent::Logits(_) => {}
+            DecodeEvent::Logits(_) | DecodeEvent::Logprobs(_) => {}
         }
     }
     Ok(answer)

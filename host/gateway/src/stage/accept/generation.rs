@@ -105,6 +105,7 @@ fn sampling(fields: &mut Fields<'_>, random: &dyn Random) -> Result<Sampling, Re
         top_p: top_p as f32,
         top_k,
         seed: seed.map_or_else(|| random.next_u64(), i64::cast_unsigned),
+        ..Sampling::GREEDY
     })
 }
 
