@@ -203,7 +203,7 @@ fn prompt(first: u32, tokens: u32) -> Vec<u32> {
 
 /// A request that only engines which answer whole ones understand.
 fn theirs(prompt: &[u32]) -> Value {
-    json!({"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "min_p": 0.1})
+    json!({"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "length_penalty": 0.9})
 }
 
 /// A request that any engine can answer.

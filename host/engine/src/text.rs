@@ -105,6 +105,10 @@ impl TextModel for ModelText {
         Box::new(ByteStream::new(Arc::clone(&self.token_bytes)))
     }
 
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.token_bytes.get(token).to_vec()
+    }
+
     fn longest_token_bytes(&self) -> usize {
         self.longest_token_bytes
     }

@@ -29,6 +29,8 @@ pub struct Accepted {
     pub sampling: Sampling,
     /// Texts that end the answer; not part of it.
     pub stop: Vec<String>,
+    /// Tokens that end the answer; not part of it.
+    pub stop_token_ids: Vec<u32>,
     /// Whether the model's own end token is ignored.
     pub ignore_eos: bool,
     /// The conversation, as the client named it.

@@ -20,6 +20,24 @@ pub struct Usage {
     pub kv_quantised: Option<KvQuant>,
 }
 
+/// A token as clients are told of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToldToken {
+    /// What it stands for; need not be whole characters.
+    pub bytes: Vec<u8>,
+    /// The natural logarithm of its probability, before anything that the client asked for changed it.
+    pub logprob: f32,
+}
+
+/// A token that was drawn, and the likeliest that might have been in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToldLogprobs {
+    /// What was drawn.
+    pub drawn: ToldToken,
+    /// As many as the client asked for, the likeliest first.
+    pub likeliest: Vec<ToldToken>,
+}
+
 /// What comes out of the stages, in order. Exactly one of `Finished`, `Ended` and `Failed` ends it.
 #[derive(Clone, Debug)]
 pub enum AnswerEvent {
@@ -29,6 +47,8 @@ pub enum AnswerEvent {
         token: u32,
         /// Complete UTF-8, stop texts cut off.
         text: String,
+        /// What the model thought of it, where the client asked.
+        logprobs: Option<ToldLogprobs>,
     },
     /// The answer is complete. `text` was withheld until it was known not to begin a stop text.
     Finished {

@@ -30,6 +30,7 @@ mod instances;
 mod invalidate;
 mod kv;
 mod listen;
+mod logprobs;
 mod models;
 mod passed;
 mod prewarm;

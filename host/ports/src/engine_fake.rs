@@ -6,7 +6,7 @@
 
 use crate::{
     Cancel, DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FAKE_END,
-    FinishReason, HeldPrefix, KvEvent, KvPiece, PrefillJob, PrefillReport, kvset::piece_id,
+    FinishReason, HeldPrefix, KvEvent, KvPiece, PrefillJob, PrefillReport, TokenLogprobs, kvset::piece_id,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -16,6 +16,9 @@ use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+/// What it thinks of every token.
+const FAKE_LOGPROB: f32 = -0.5;
 
 /// How often a hanging decode looks whether it is still wanted.
 const HANG_POLL: Duration = Duration::from_millis(1);
@@ -159,7 +162,15 @@ impl FakeEngine {
         let mut tokens = job.prompt.iter().copied().chain([FAKE_END]).cycle().skip(first);
         for _ in 0..job.max_tokens.min(room) {
             match tokens.next() {
-                Some(token) if !job.stop_ids.contains(&token) => events.push(DecodeEvent::Token(token)),
+                Some(token) if !job.stop_ids.contains(&token) => {
+                    if let Some(likeliest) = job.sampling.logprobs {
+                        events.push(DecodeEvent::Logprobs(TokenLogprobs {
+                            drawn: FAKE_LOGPROB,
+                            likeliest: (0..likeliest).map(|other| (other, FAKE_LOGPROB)).collect(),
+                        }));
+                    }
+                    events.push(DecodeEvent::Token(token));
+                }
                 _ => {
                     events.push(DecodeEvent::Finished(FinishReason::Stop));
                     return events;

@@ -50,6 +50,14 @@ pub trait TextModel: Send + Sync {
     /// Decodes an answer token by token.
     fn stream(&self) -> Box<dyn TextStream>;
 
+    /// The bytes that a token stands for; they need not be whole characters.
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        let mut stream = self.stream();
+        let mut text = stream.push(token).unwrap_or_default();
+        text.push_str(&stream.finish().unwrap_or_default());
+        text.into_bytes()
+    }
+
     /// Bytes of the longest token: a text of `n` tokens has at most `n` times as many.
     fn longest_token_bytes(&self) -> usize;
 

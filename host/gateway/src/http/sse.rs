@@ -3,8 +3,9 @@
 
 use super::errors::ErrorBody;
 use super::events::{Events, Positioned};
+use super::logprobs::logprobs;
 use super::wire::{ChatPiece, Delta, Envelope, Head, TextChoice, UsageBody, total};
-use crate::answer::{AnswerEvent, Usage};
+use crate::answer::{AnswerEvent, ToldLogprobs, Usage};
 use crate::error::RequestError;
 use crate::stage::accept::{AnswerOptions, Delivery, Endpoint};
 use axum::body::Body;
@@ -14,6 +15,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use portolan_ports::FinishReason;
 use serde::Serialize;
+use serde_json::Value;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -75,6 +77,8 @@ struct Writer {
     options: AnswerOptions,
     prompts: Vec<Arc<[u32]>>,
     begun: Vec<bool>,
+    /// Characters of each answer's tokens so far, counted where logprobs are told.
+    written: Vec<usize>,
     usages: Vec<Usage>,
 }
 
@@ -84,6 +88,7 @@ struct Piece {
     index: usize,
     text: String,
     tokens: Vec<u32>,
+    logprobs: Option<Value>,
     reason: Option<FinishReason>,
 }
 
@@ -95,20 +100,26 @@ impl Writer {
             options,
             prompts,
             begun: vec![false; answers],
+            written: vec![0; answers],
             usages: vec![Usage::default(); answers],
         }
     }
 
     fn write(&mut self, (index, event): Positioned) -> Frame {
         let piece = match event {
-            AnswerEvent::Delta { token, text } => {
-                if text.is_empty() && !self.options.return_token_ids {
+            AnswerEvent::Delta {
+                token,
+                text,
+                logprobs,
+            } => {
+                if text.is_empty() && !self.options.return_token_ids && logprobs.is_none() {
                     return Frame::Nothing;
                 }
                 Piece {
                     index,
                     text,
                     tokens: vec![token],
+                    logprobs: logprobs.map(|told| self.logprobs(index, &told)),
                     reason: None,
                 }
             }
@@ -120,6 +131,7 @@ impl Writer {
                     index,
                     text,
                     tokens: Vec::new(),
+                    logprobs: None,
                     reason: Some(reason),
                 }
             }
@@ -164,6 +176,12 @@ impl Writer {
         out.into()
     }
 
+    fn logprobs(&mut self, index: usize, told: &ToldLogprobs) -> Value {
+        let mut beyond = 0;
+        let before = self.written.get_mut(index).unwrap_or(&mut beyond);
+        logprobs(self.options.endpoint, std::slice::from_ref(told), before)
+    }
+
     fn chat_role(&self, out: &mut Vec<u8>, index: usize, prompt_token_ids: Option<Arc<[u32]>>) {
         let delta = Delta {
             role: Some("assistant"),
@@ -191,7 +209,7 @@ impl Writer {
         let choice = ChatPiece {
             index: piece.index,
             delta: Delta { role: None, content },
-            logprobs: None,
+            logprobs: piece.logprobs,
             finish_reason: piece.reason,
             token_ids: self.options.return_token_ids.then_some(piece.tokens),
         };
@@ -202,7 +220,7 @@ impl Writer {
         let choice = TextChoice {
             index: piece.index,
             text: piece.text,
-            logprobs: None,
+            logprobs: piece.logprobs,
             finish_reason: piece.reason,
             prompt_token_ids,
             token_ids: self.options.return_token_ids.then_some(piece.tokens),

@@ -1,8 +1,9 @@
 //! An answer in one piece.
 
 use super::events::{Events, Positioned};
+use super::logprobs::logprobs;
 use super::wire::{ChatAnswer, ChatChoice, Envelope, Head, TextChoice, total};
-use crate::answer::{AnswerEvent, Usage};
+use crate::answer::{AnswerEvent, ToldLogprobs, Usage};
 use crate::error::RequestError;
 use crate::stage::accept::{AnswerOptions, Endpoint};
 use axum::Json;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 struct Collected {
     text: String,
     tokens: Vec<u32>,
+    logprobs: Vec<ToldLogprobs>,
     reason: FinishReason,
     usage: Usage,
 }
@@ -30,6 +32,7 @@ pub(super) async fn collect(
     let blank = || Collected {
         text: String::new(),
         tokens: Vec::new(),
+        logprobs: Vec::new(),
         reason: FinishReason::Stop,
         usage: Usage::default(),
     };
@@ -41,6 +44,7 @@ pub(super) async fn collect(
     let usage = Some(Some(total(&usages, options.choices)));
     let (id, created, model) = (head.id.as_str(), head.created, head.model.as_str());
     let ids = |tokens: Vec<u32>| options.return_token_ids.then_some(tokens);
+    let told = |told: &[ToldLogprobs]| (!told.is_empty()).then(|| logprobs(options.endpoint, told, &mut 0));
     let prompt_ids = |i: usize| prompts.get(i).filter(|_| options.return_token_ids).cloned();
     let answers = answers.into_iter().enumerate();
     Ok(match options.endpoint {
@@ -52,7 +56,7 @@ pub(super) async fn collect(
                     content: answer.text,
                     refusal: None,
                 },
-                logprobs: None,
+                logprobs: told(&answer.logprobs),
                 finish_reason: answer.reason,
                 token_ids: ids(answer.tokens),
             });
@@ -72,7 +76,7 @@ pub(super) async fn collect(
             let choices = answers.map(|(index, answer)| TextChoice {
                 index,
                 text: answer.text,
-                logprobs: None,
+                logprobs: told(&answer.logprobs),
                 finish_reason: Some(answer.reason),
                 prompt_token_ids: prompt_ids(index),
                 token_ids: ids(answer.tokens),
@@ -97,8 +101,13 @@ fn note(answers: &mut [Collected], (position, event): Positioned) -> Result<(), 
         return Ok(());
     };
     match event {
-        AnswerEvent::Delta { token, text } => {
+        AnswerEvent::Delta {
+            token,
+            text,
+            logprobs,
+        } => {
             answer.tokens.push(token);
+            answer.logprobs.extend(logprobs);
             answer.text.push_str(&text);
         }
         AnswerEvent::Finished { text, reason, usage } => {

@@ -158,6 +158,7 @@ impl Draft {
         let whose = (&self.tenant.name, &self.model);
         let prompts = after_what_is_warm(site, &self.hints, whose, prompts, call.at)?;
         let prompts = prompts.tokenise(model)?;
+        generation.check_tokens(model.description.vocabulary)?;
         let requests = self.requests(&generation, &prompts, model.description.context_tokens.0)?;
         Ok(Order {
             id: self.id,
@@ -353,6 +354,7 @@ struct Draft {
 struct Drawn {
     sampling: Sampling,
     stop: Vec<String>,
+    stop_token_ids: Vec<u32>,
     ignore_eos: bool,
 }
 
@@ -364,6 +366,7 @@ impl Drawn {
         Self {
             sampling,
             stop: generation.stop.clone(),
+            stop_token_ids: generation.stop_token_ids.clone(),
             ignore_eos: generation.ignore_eos,
         }
     }
@@ -373,6 +376,7 @@ impl Drawn {
         Self {
             sampling: Sampling::GREEDY,
             stop: Vec::new(),
+            stop_token_ids: Vec::new(),
             ignore_eos: false,
         }
     }
@@ -398,6 +402,7 @@ impl Draft {
         for prompt in prompts {
             let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
             let max_tokens = generation.limit.resolve(length, context)?;
+            generation.check_least(max_tokens)?;
             for choice in 0..choices {
                 let id = self.id_of(requests.len(), answers)?;
                 requests.push(self.request(id, prompt, max_tokens, Drawn::of(generation, choice)));
@@ -428,6 +433,7 @@ impl Draft {
             max_tokens,
             sampling: drawn.sampling,
             stop: drawn.stop,
+            stop_token_ids: drawn.stop_token_ids,
             ignore_eos: drawn.ignore_eos,
             session: self.hints.session.clone(),
             user: self.hints.user.clone(),

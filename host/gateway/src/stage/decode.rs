@@ -2,10 +2,12 @@
 
 use super::journey::{Fault, Journey, Leg};
 use super::valid::stale;
-use crate::answer::{AnswerEvent, Usage};
+use crate::answer::{AnswerEvent, ToldLogprobs, ToldToken, Usage};
 use crate::error::RequestError;
 use portolan_decide::Fallback;
-use portolan_ports::{DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, Retention, TextStream};
+use portolan_ports::{
+    DecodeEvent, DecodeJob, FinishReason, InstanceOutcome, KvSet, Retention, TextStream, TokenLogprobs,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -34,6 +36,7 @@ impl Journey {
     ) -> Result<(), Fault> {
         let mut tokens = leg.decoder.decode(self.decode_job(leg, kv));
         let mut text = Text::new(self.model().text.stream(), self.request.stop.clone());
+        let mut thought = None;
         loop {
             let instance = leg.route.decode;
             match self.next(leg, &mut tokens, started.is_some()).await? {
@@ -42,7 +45,11 @@ impl Journey {
                     self.record.completion_tokens += 1;
                     let piece = text.push(token)?;
                     // A client that left is noticed through `cancel`.
-                    drop(self.events.send(AnswerEvent::Delta { token, text: piece }));
+                    drop(self.events.send(AnswerEvent::Delta {
+                        token,
+                        text: piece,
+                        logprobs: thought.take().map(|thought| self.told(token, &thought)),
+                    }));
                     if text.stopped {
                         return self.finish(String::new(), FinishReason::Stop, leg);
                     }
@@ -53,7 +60,8 @@ impl Journey {
                     let reason = if stopped { FinishReason::Stop } else { reason };
                     return self.finish(rest, reason, leg);
                 }
-                Some(DecodeEvent::Logits(_) | DecodeEvent::Logprobs(_)) => {}
+                Some(DecodeEvent::Logits(_)) => {}
+                Some(DecodeEvent::Logprobs(logprobs)) => thought = Some(logprobs),
                 Some(DecodeEvent::Failed(error)) => {
                     return Err(stale(&error).unwrap_or(Fault::Engine { instance, error }));
                 }
@@ -124,12 +132,24 @@ impl Journey {
         });
     }
 
-    fn decode_job(&self, leg: &Leg, kv: KvSet) -> DecodeJob {
-        let stop_ids = if self.request.ignore_eos {
-            Vec::new()
-        } else {
-            self.model().text.stop_ids().to_vec()
+    /// Logprobs with the tokens' bytes in place of their ids.
+    fn told(&self, token: u32, thought: &TokenLogprobs) -> ToldLogprobs {
+        let told = |token: u32, logprob: f32| ToldToken {
+            bytes: self.model().text.token_bytes(token),
+            logprob,
         };
+        let likeliest = thought.likeliest.iter();
+        ToldLogprobs {
+            drawn: told(token, thought.drawn),
+            likeliest: likeliest.map(|(token, logprob)| told(*token, *logprob)).collect(),
+        }
+    }
+
+    fn decode_job(&self, leg: &Leg, kv: KvSet) -> DecodeJob {
+        let mut stop_ids = self.request.stop_token_ids.clone();
+        if !self.request.ignore_eos {
+            stop_ids.extend(self.model().text.stop_ids());
+        }
         DecodeJob {
             request: self.id(),
             key: self.key,

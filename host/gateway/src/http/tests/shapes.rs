@@ -186,6 +186,15 @@ async fn fields_that_ask_for_nothing_are_taken() {
 }
 
 #[tokio::test]
+async fn a_stop_token_of_the_clients_ends_the_answer() {
+    let ids: Vec<u32> = "l".bytes().map(u32::from).collect();
+    let body = json!({"max_tokens": 5, "stop_token_ids": ids, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 1});
+    let answer = App::new().complete(completion(body)).await.json();
+    assert_eq!(answer["choices"][0]["text"], "he");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
 async fn a_repeated_prompt_is_cached() {
     let app = App::new();
     let body = || completion(json!({"prompt": "a prompt of more than thirty-two tokens", "max_tokens": 1}));

@@ -62,6 +62,33 @@ async fn a_completion_stream_is_exactly_this() {
 }
 
 #[tokio::test]
+async fn logprobs_come_with_their_tokens() {
+    let app = App::new();
+    let wanted = json!({"logprobs": true, "top_logprobs": 1, "max_tokens": 1});
+    let chunks = app.chat(chat(wanted)).await.chunks();
+    let content = json!({"token": "u", "logprob": -0.5, "bytes": [117],
+        "top_logprobs": [{"token": "\u{0}", "logprob": -0.5, "bytes": [0]}]});
+    assert_eq!(
+        chunks[1]["choices"][0]["logprobs"],
+        json!({"content": [content], "refusal": null})
+    );
+    assert!(chunks[0]["choices"][0]["logprobs"].is_null());
+    let chunks = app
+        .complete(completion(json!({"logprobs": 0, "stream": true})))
+        .await
+        .chunks();
+    let told = |token: &str, at: usize| json!({"text_offset": [at], "token_logprobs": [-0.5], "tokens": [token], "top_logprobs": [{token: -0.5}]});
+    assert_eq!(chunks[0]["choices"][0]["logprobs"], told("h", 0));
+    assert_eq!(chunks[1]["choices"][0]["logprobs"], told("e", 1));
+    let whole = app
+        .complete(completion(json!({"logprobs": 0, "stream": false})))
+        .await
+        .json();
+    assert_eq!(whole["choices"][0]["logprobs"]["tokens"], json!(["h", "e"]));
+    assert_eq!(whole["choices"][0]["logprobs"]["text_offset"], json!([0, 1]));
+}
+
+#[tokio::test]
 async fn usage_comes_last_when_asked_for() {
     let chunks = App::new()
         .chat(chat(json!({"stream_options": {"include_usage": true}})))

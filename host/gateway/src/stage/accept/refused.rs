@@ -19,9 +19,7 @@ enum Nothing {
     True,
 }
 
-const REFUSED: [(&str, Nothing); 36] = [
-    ("logprobs", Nothing::Empty),
-    ("top_logprobs", Nothing::Empty),
+const REFUSED: [(&str, Nothing); 27] = [
     ("prompt_logprobs", Nothing::Empty),
     ("echo", Nothing::Empty),
     ("suffix", Nothing::Empty),
@@ -35,16 +33,9 @@ const REFUSED: [(&str, Nothing); 36] = [
     ("guided_regex", Nothing::Empty),
     ("guided_choice", Nothing::Empty),
     ("guided_grammar", Nothing::Empty),
-    ("logit_bias", Nothing::Empty),
     ("best_of", Nothing::Number(1.0)),
-    ("presence_penalty", Nothing::Number(0.0)),
-    ("frequency_penalty", Nothing::Number(0.0)),
-    ("repetition_penalty", Nothing::Number(1.0)),
     ("length_penalty", Nothing::Number(1.0)),
-    ("min_p", Nothing::Number(0.0)),
-    ("min_tokens", Nothing::Number(0.0)),
     ("use_beam_search", Nothing::Empty),
-    ("stop_token_ids", Nothing::Empty),
     ("bad_words", Nothing::Empty),
     ("include_stop_str_in_output", Nothing::Empty),
     ("skip_special_tokens", Nothing::True),
