@@ -27,7 +27,9 @@ use super::salts::SaltBook;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv, PieceId};
-use portolan_base::{BlockHash, BlockId, CachePart, Group, INDEX_BLOCK_TOKENS, TenantKey, Tier, Tokens};
+use portolan_base::{
+    BlockHash, BlockId, CachePart, Group, INDEX_BLOCK_TOKENS, Provenance, TenantKey, Tier, Tokens,
+};
 use portolan_ports::{HeldPrefix, KeepJob, KvEvent, KvPiece, KvSet};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -92,6 +94,8 @@ pub(super) struct Given<'g> {
     pub(super) tokens: &'g [u32],
     pub(super) first: usize,
     pub(super) blocks: Vec<(Bytes, u32)>,
+    /// Whose they are, where whoever gives them knows; else they are whose prompt was expected to begin so.
+    pub(super) about: Option<Arc<Provenance>>,
 }
 
 impl KvStore {
@@ -190,8 +194,7 @@ impl KvStore {
                 part: PART,
                 parent: before.checked_sub(1).map(|last| hashes[last]),
                 blocks: own.to_vec(),
-                // Salts name keys; whose those are is known where requests come in.
-                about: None,
+                about: given.about.clone(),
             });
             inner.insert(*name, (bytes, checksum), own);
             evicted.extend(inner.shrink(self.most));
@@ -253,6 +256,7 @@ impl KvStore {
             tokens: &job.tokens,
             first: 0,
             blocks,
+            about: Some(Arc::clone(&job.about)),
         });
         self.counts.received.fetch_add(kept as u64, Relaxed);
         Tokens(kept as u32 * self.layout.block_tokens)

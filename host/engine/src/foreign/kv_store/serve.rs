@@ -198,6 +198,7 @@ impl KvStore {
             tokens,
             first: prompt.first as usize,
             blocks,
+            about: None,
         });
         self.counts.saved.fetch_add(kept as u64, Relaxed);
         Frame::new(Kind::Saved, &Count { blocks: kept as u32 }, Bytes::new())

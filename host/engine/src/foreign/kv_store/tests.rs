@@ -4,7 +4,6 @@ use super::super::ForeignError;
 use super::frame::{Checksums, Count, Frame, Hello, Kind, Prompt, Refused, Welcome};
 use super::*;
 use portolan_base::ModelName;
-use portolan_base::Provenance;
 use portolan_base::kv::KvDtype;
 use portolan_ports::CacheSalt;
 use proptest::prelude::*;
@@ -65,6 +64,7 @@ fn put(store: &KvStore, salt: &str, tokens: &[u32], fills: &[u8]) -> usize {
         tokens,
         first: 0,
         blocks: fills.iter().map(|fill| bytes(*fill)).collect(),
+        about: None,
     })
 }
 
@@ -153,6 +153,7 @@ fn a_block_that_changed_where_it_lies_is_not_sent() {
         tokens: &prompt,
         first: 0,
         blocks: vec![bytes(1), damaged, bytes(3)],
+        about: None,
     });
     assert_eq!(store.kept(&key("acme"), &prompt).tokens, 16);
     assert_eq!(store.counts.refused.load(Relaxed), 2);
