@@ -3,7 +3,9 @@
 
 use portolan::client::Client;
 use portolan::config::{Config, SimulatedWan};
-use portolan_base::{BlockHash, InstanceName, ModelName, RequestId, SiteName, TenantKey, TenantName};
+use portolan_base::{
+    BlockHash, InstanceName, ModelName, Provenance, RequestId, SiteName, TenantKey, TenantName,
+};
 use portolan_decide::{InstanceIndex, PathRecord};
 use portolan_gateway::Site;
 use portolan_gateway::receive::receive;
@@ -85,6 +87,15 @@ fn held(world: &World, site: &str) -> Vec<u32> {
     let site = gateway(world, site);
     let model = ModelName::new(MODEL).unwrap();
     site.parts.fleet.held(&model, &chain(site))
+}
+
+/// Whose the prompt is.
+fn acme() -> Provenance {
+    Provenance::of(
+        TenantName::new("acme").unwrap(),
+        ModelName::new(MODEL).unwrap(),
+        1,
+    )
 }
 
 fn chain(site: &Site) -> Vec<BlockHash> {
@@ -301,7 +312,7 @@ fn the_next_best_holder_is_asked_when_the_first_has_nothing() {
     virginia
         .parts
         .fleet
-        .predict(&[InstanceIndex(0)], &chain(virginia));
+        .predict(&[InstanceIndex(0)], &chain(virginia), &acme());
     let http = world.host.site("virginia").unwrap().http();
     let client = Client::new(&format!("http://{http}"), ACME);
     let reply = client

@@ -130,6 +130,7 @@ impl ChaosEngine {
             part: CachePart::DEVICE,
             parent: index.checked_sub(1).map(|before| hashes[before]),
             blocks: vec![hashes[index]],
+            about: Some(Arc::clone(about)),
         }));
     }
 

@@ -3,7 +3,6 @@
 
 use super::*;
 use portolan_base::{BlockHash, InstanceName, ModelName, SiteName, TenantKey};
-use portolan_ports::Transport;
 use portolan_transport::fault_proxy::{Direction, Fault, FaultKind, FaultPlan, FaultProxy};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
