@@ -112,8 +112,11 @@ pub(crate) struct BirthId(pub u64);
 #[derive(Clone, Debug)]
 pub(crate) struct Birth {
     pub(crate) request: String,
-    /// The blocks of its prompt up to it.
+    /// The blocks of its prompt up to it, by the names under which it was kept; empty where it was kept nowhere, or under
+    /// several names: of an order about one block by its name nothing can be said then.
     pub(crate) chain: Vec<BlockId>,
+    /// Whether it was kept under several names.
+    pub(crate) has_aliases: bool,
     pub(crate) about: Arc<Provenance>,
     pub(crate) at: Stamp,
 }

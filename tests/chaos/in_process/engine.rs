@@ -119,10 +119,21 @@ impl ChaosEngine {
         });
         self.stow((key, tokens), index, &block);
         let open = self.tiers.open();
+        // As a pool does: what its parent is missing of could not be found.
+        let beneath = index
+            .checked_sub(1)
+            .map(|at| (ids[at], at.checked_sub(1).map(|at| ids[at])));
+        let now = self.clock.now();
+        if beneath.is_some_and(|(id, parent)| self.tiers.each()[0].holds(&id, parent, now).is_none()) {
+            return;
+        }
         if !open.allows(&block, &ids[..index], since) {
             return;
         }
         self.ledger.reached(&self.site, about, "kept");
+        if let Some(birth) = birth_of(&block) {
+            self.ledger.kept(birth, &ids[..=index]);
+        }
         let gone = self.tiers.demote(block, &open, self.clock.now());
         drop(open);
         self.tiers.left(&gone);
@@ -181,8 +192,7 @@ impl ChaosEngine {
             self.life.or_never().await;
             let end = job.tokens.len().min(start + BLOCK as usize);
             let index = start / BLOCK as usize;
-            let chain = &ids[..ids.len().min(index + 1)];
-            let birth = self.ledger.born(&job.request, chain, &job.about);
+            let birth = self.ledger.born(&job.request, &job.about);
             let size = |layer| {
                 self.description
                     .layout

@@ -35,16 +35,30 @@ impl Ledger {
     }
 
     /// KV of one block was computed; what it is called from then on.
-    pub(crate) fn born(&self, request: &RequestId, chain: &[BlockId], about: &Arc<Provenance>) -> BirthId {
+    pub(crate) fn born(&self, request: &RequestId, about: &Arc<Provenance>) -> BirthId {
         let at = self.stamp();
         let mut written = self.written.lock();
         written.births.push(Birth {
             request: request.as_str().to_owned(),
-            chain: chain.to_vec(),
+            chain: Vec::new(),
+            has_aliases: false,
             about: Arc::clone(about),
             at,
         });
         BirthId(written.births.len() as u64 - 1)
+    }
+
+    /// KV is kept under the last of these names.
+    pub(crate) fn kept(&self, birth: BirthId, chain: &[BlockId]) {
+        let mut written = self.written.lock();
+        let Some(birth) = written.births.get_mut(birth.0 as usize) else {
+            return;
+        };
+        birth.has_aliases |= !birth.chain.is_empty() && birth.chain != chain;
+        birth.chain = match birth.has_aliases {
+            true => Vec::new(),
+            false => chain.to_vec(),
+        };
     }
 
     /// Something began at `at` on KV. A request may decode from what was computed for itself, whatever was ordered since:

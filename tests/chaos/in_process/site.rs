@@ -300,11 +300,21 @@ impl Running {
 
     /// KV that it would use.
     pub(crate) fn end(&self, name: &str, caught_up: bool) -> End {
-        let usable: Vec<BirthId> = self
-            .blocks()
-            .iter()
-            .filter_map(|(block, _)| birth_of(block))
-            .collect();
+        let blocks = self.blocks();
+        let parents: BTreeMap<_, _> = blocks.iter().map(|(block, _)| (block.id, block.parent)).collect();
+        // A block can be found while every one beneath it is there.
+        let is_found = |block: &PoolBlock| {
+            let mut beneath = block.parent;
+            while let Some(id) = beneath {
+                match parents.get(&id) {
+                    Some(parent) => beneath = *parent,
+                    None => return false,
+                }
+            }
+            true
+        };
+        let found = blocks.iter().filter(|(block, _)| is_found(block));
+        let usable: Vec<BirthId> = found.filter_map(|(block, _)| birth_of(block)).collect();
         End {
             site: name.to_owned(),
             caught_up,

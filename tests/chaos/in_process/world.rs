@@ -151,8 +151,13 @@ impl World {
     /// The name of a block that was computed, in hexadecimal.
     pub(super) fn some_block(&self) -> Option<String> {
         let written = self.hub.ledger.written.lock();
-        let latest = written.births.len().checked_sub(1)?;
-        let birth = &written.births[latest - latest.min(self.random.pick(20))];
+        let named = written
+            .births
+            .iter()
+            .rev()
+            .filter(|birth| !birth.chain.is_empty());
+        let latest: Vec<_> = named.take(20).collect();
+        let birth = latest.get(self.random.pick(latest.len()))?;
         birth.chain.first().map(|block| hex::encode(block.0))
     }
 
