@@ -257,6 +257,9 @@ fn what_nobody_can_explain_is_found() {
     });
 }
 
+/// Batches of 60 schedules after which a flaw counts as not found.
+const BATCHES: u64 = 20;
+
 #[test]
 fn parts_with_a_flaw_do_not_pass() {
     for (flaw, promise) in [
@@ -266,12 +269,16 @@ fn parts_with_a_flaw_do_not_pass() {
         (Flaw::IgnoresLeases, 2),
         (Flaw::AsksAnyone, 3),
     ] {
-        let (tally, found) = run_all(SEED..SEED + 60, |seed| run_flawed(seed, flaw));
-        let broken = found
-            .iter()
-            .filter(|(_, violation)| violation.promise == promise)
-            .count();
-        println!("{flaw:?}: {broken} violations in {} schedules", tally.schedules);
-        assert!(broken > 0, "{flaw:?} was not found: {found:?}");
+        let breaks = |found: &[(u64, Violation)]| found.iter().filter(|(_, v)| v.promise == promise).count();
+        // Schedules run in real time: on a quiet machine fewer of them meet a flaw.
+        let batches = (0..BATCHES).map(|batch| SEED + batch * 60).map(|first| {
+            let (_, found) = run_all(first..first + 60, |seed| run_flawed(seed, flaw));
+            (first + 60 - SEED, breaks(&found))
+        });
+        let mut batches = batches.skip_while(|(_, broken)| *broken == 0);
+        let Some((schedules, broken)) = batches.next() else {
+            panic!("{flaw:?} was not found in {} schedules", BATCHES * 60);
+        };
+        println!("{flaw:?}: {broken} violations in the last 60 of {schedules} schedules");
     }
 }
