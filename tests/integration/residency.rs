@@ -1,11 +1,12 @@
 //! Data goes nowhere the residency answer denies, and stays nowhere it is only in transit.
 
-use portolan_base::{InstanceName, ModelName, RequestId, SiteName, TenantName};
+use portolan_base::{BlockHash, InstanceName, ModelName, RequestId, SiteName, TenantKey, TenantName};
 use portolan_gateway::receive::{BrokenOff, receive};
 use portolan_ports::{KvOrder, OrderPurpose, Retention, TransferError};
 use portolan_tests::world::{ACME, ADMIN, MODEL, record_of, shipped};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const FAST: Link = Link {
     delay_ms: 0,
@@ -174,6 +175,49 @@ fn patient_data_stays_in_the_eu_however_hot_its_prefix_is_elsewhere() {
         "another tenant's request"
     );
     assert!(world.client(ADMIN).get(&path).is_ok());
+}
+
+/// Tokens of a tenant's prompt that Virginia thinks Paris' instance holds.
+fn heard_in_virginia(world: &World, tenant: &str, prompt: &[u32]) -> u32 {
+    let parts = &world.host.site("virginia").unwrap().gateway().unwrap().parts;
+    let model = ModelName::new(MODEL).unwrap();
+    let version = parts.models[&model].description.layout.model_version;
+    let key = TenantKey::derive(&parts.secret, tenant, MODEL, version);
+    parts.fleet.held(&model, &BlockHash::chain(&key, prompt))[0]
+}
+
+#[test]
+fn another_jurisdiction_hears_nothing_of_what_is_held_for_the_eu() {
+    let world = World::start(&oracle_folder("tiny-qwen3"), FAST);
+    let prompt = Oracle::of("tiny-qwen3").prompts.remove(2).prompt_ids;
+    let globex = portolan_tests::world::GLOBEX;
+    world.ask(&Ask::tokens(&prompt).by(globex).local());
+    // Told after it: when Virginia has heard of this, it has heard all there is to hear of the other.
+    world.ask(&Ask::tokens(&prompt).local());
+    let until = Instant::now() + Duration::from_secs(20);
+    while heard_in_virginia(&world, "acme", &prompt) == 0 {
+        assert!(Instant::now() < until, "nothing is told");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(heard_in_virginia(&world, "globex", &prompt), 0, "bound to the EU");
+
+    let config = r#"{"allow": {"eu": ["us"]}}"#;
+    let slot = ("_platform", "residency");
+    world.push(ADMIN, slot, &shipped("jurisdiction"), config).unwrap();
+    while heard_in_virginia(&world, "globex", &prompt) == 0 {
+        assert!(Instant::now() < until, "a policy that lets it is not followed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let config = r#"{"transient": {"eu": ["us"]}}"#;
+    world.push(ADMIN, slot, &shipped("jurisdiction"), config).unwrap();
+    while heard_in_virginia(&world, "globex", &prompt) > 0 {
+        assert!(Instant::now() < until, "it is still known");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(
+        heard_in_virginia(&world, "acme", &prompt) > 0,
+        "acme's data may lie anywhere"
+    );
 }
 
 #[test]

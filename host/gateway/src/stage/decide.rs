@@ -3,7 +3,7 @@
 use super::journey::{Fault, Journey};
 use crate::error::{ErrorKind, RequestError};
 use crate::live::Home;
-use portolan_base::{INDEX_BLOCK_TOKENS, Tokens};
+use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, Tokens};
 use portolan_decide::{
     DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, PrefillMode, Refusal, RequestFacts, Route,
     decide,
@@ -38,22 +38,22 @@ impl Journey {
         };
         let received = (decode != prefill && !self.model().description.layout.is_hybrid()).then_some(decode);
         let keeps = |instance: &InstanceIndex| self.retention(*instance) == Retention::Keep;
-        // Engines that are salted from end to end have another chain where a prompt begins publicly.
-        let known = |instance: &InstanceIndex| {
+        let instances = [Some(prefill), received].into_iter().flatten().copied();
+        // Engines that are salted from end to end may have another chain.
+        let is_ours = |instance: &InstanceIndex| {
             let view = self.fleet.instance(*instance);
-            let one_chain = self.key.public_tokens() == 0 && self.key == self.salted_key();
-            one_chain || view.is_some_and(|view| view.serving.is_pieces())
+            view.is_some_and(|view| view.serving.is_pieces())
         };
-        let instances: Vec<_> = [Some(prefill), received]
-            .into_iter()
-            .flatten()
-            .copied()
-            .filter(|instance| keeps(instance) && known(instance))
-            .collect();
+        let (ours, salted): (Vec<_>, Vec<_>) = instances.filter(keeps).partition(is_ours);
         // The last token's KV is made by decoding, after which the block may be full or not.
         let blocks = self.request.prompt.len().saturating_sub(1) / INDEX_BLOCK_TOKENS;
-        let computed = &self.chain[..blocks.min(self.chain.len())];
-        self.site.parts.fleet.predict(&instances, computed, &self.about);
+        let fleet = &self.site.parts.fleet;
+        fleet.predict(&ours, &self.chain[..blocks.min(self.chain.len())], &self.about);
+        if !salted.is_empty() {
+            let computed = &self.request.prompt[..blocks * INDEX_BLOCK_TOKENS];
+            let chain = BlockHash::chain(&self.salted_key(), computed);
+            fleet.predict(&salted, &chain, &self.about);
+        }
     }
 
     async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
