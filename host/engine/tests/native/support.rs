@@ -41,6 +41,7 @@ const TIE: f32 = 1e-3;
 
 impl OraclePrompt {
     /// Fails unless `tokens` are the reference's, or part from them where it is undecided itself.
+    #[expect(clippy::print_stdout, reason = "a tie is worth telling whoever runs the test")]
     pub(crate) fn check_greedy(&self, tokens: &[u32], at: &str) {
         let parted = tokens.iter().zip(&self.greedy_ids).position(|(a, b)| a != b);
         assert_eq!(tokens.len(), self.greedy_ids.len(), "{at}");
