@@ -314,13 +314,17 @@ fn prefillers(fleet: &FleetView, site: SiteIndex) -> impl Iterator<Item = &Insta
 fn pool(fleet: &FleetView, site: SiteIndex) -> Option<Pool> {
     let soonest = prefillers(fleet, site).min_by_key(|i| (i.queue_us(), i.prefill_ns_per_token))?;
     let mut waits: Vec<u64> = prefillers(fleet, site).map(InstanceView::queue_us).collect();
-    waits.sort_unstable();
-    let wait = |rank: usize| Duration::from_micros(waits[rank.min(waits.len() - 1)]);
+    let instances = waits.len();
+    // Asked at every decision: no more is put in order than is looked at.
+    let mut wait = |rank: usize| {
+        let (_, wait, _) = waits.select_nth_unstable(rank.min(instances - 1));
+        Duration::from_micros(*wait)
+    };
     Some(Pool {
         profile: profile(soonest),
-        instances: u32::try_from(waits.len()).unwrap_or(u32::MAX),
+        instances: u32::try_from(instances).unwrap_or(u32::MAX),
         wait: wait(1),
-        wait_for_half: wait(waits.len() / 2),
+        wait_for_half: wait(instances / 2),
     })
 }
 
