@@ -129,9 +129,13 @@ impl Agent {
                 }));
             }
             for peer in self.chart.peers() {
-                if let Some(reading) = self.transport.link(peer) {
-                    self.chart.read_link(peer, reading);
+                let Some(reading) = self.transport.link(peer) else {
+                    continue;
+                };
+                if !reading.up && self.chart.hears_of(peer) {
+                    self.transport.redial(peer);
                 }
+                self.chart.read_link(peer, reading);
             }
             self.chart.sample_offload();
         }

@@ -307,6 +307,10 @@ pub trait Transport: Send + Sync {
     /// How the link to a peer does; `None` when there is no such peer.
     fn link(&self, peer: &SiteName) -> Option<LinkReading>;
 
+    /// A peer whose link is down was heard of another way: connections are tried at once instead of after the wait that
+    /// grew while it was away.
+    fn redial(&self, _peer: &SiteName) {}
+
     /// The sets in quarantine, the latest first.
     fn quarantine(&self) -> Vec<QuarantinedSet> {
         Vec::new()

@@ -515,6 +515,12 @@ impl Transport for SiteTransport {
             .map(|(link, _)| link.counters.reading(link.is_up()))
     }
 
+    fn redial(&self, peer: &SiteName) {
+        if let Some((link, _)) = self.shared.links.lock().get(peer) {
+            link.redial();
+        }
+    }
+
     fn quarantine(&self) -> Vec<QuarantinedSet> {
         self.shared.quarantine.list(Instant::now())
     }

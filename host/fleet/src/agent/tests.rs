@@ -4,14 +4,16 @@ mod over_any_bus;
 
 use super::*;
 use crate::{EmbeddedBus, InstanceSpec, LinkSpec, SiteSpec, Telling, Topology};
+use async_trait::async_trait;
+use parking_lot::Mutex;
 use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
 use portolan_base::{
     BitsPerSecond, BlockHash, ModelName, Moment, Provenance, RequestId, Role, TenantKey, Tokens,
 };
 use portolan_decide::SiteIndex;
 use portolan_ports::{
-    Cancel, EngineDescription, FakeEngine, Fleet, NoLinks, PRESENCE_LEASE, PrefillJob, Retention,
-    SnapshotRequest,
+    Cancel, EngineDescription, FakeEngine, Fleet, KvOrder, LinkReading, NoLinks, PRESENCE_LEASE, PrefillJob,
+    Pull, Retention, SnapshotRequest, TransferError,
 };
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -96,6 +98,14 @@ fn start(bus: &Arc<dyn Bus>, site: &str, incarnation: u64) -> Site {
 }
 
 fn start_with(bus: &Arc<dyn Bus>, site: &str, incarnation: u64, lease: Duration) -> Site {
+    start_over(Arc::new(NoLinks), bus, (site, incarnation, lease))
+}
+
+fn start_over(
+    transport: Arc<dyn Transport>,
+    bus: &Arc<dyn Bus>,
+    (site, incarnation, lease): (&str, u64, Duration),
+) -> Site {
     let topology = topology();
     let clock: Arc<dyn Clock> = Arc::new(Running(Instant::now()));
     let engine = engine();
@@ -114,7 +124,7 @@ fn start_with(bus: &Arc<dyn Bus>, site: &str, incarnation: u64, lease: Duration)
         chart: Arc::clone(&chart),
         engines,
         bus: Arc::clone(bus),
-        transport: Arc::new(NoLinks),
+        transport,
         clock,
         lease,
     };
@@ -221,4 +231,43 @@ async fn a_request_for_another_site_or_an_unknown_instance_is_not_answered() {
     assert_eq!(snapshots(&mut line).await, 0);
     bus.publish(request("virginia", "i1"));
     assert_eq!(snapshots(&mut line).await, 1);
+}
+
+/// Links without a connection, and how often each peer was to be dialled at once.
+#[derive(Default)]
+struct Down(Mutex<Vec<SiteName>>);
+
+#[async_trait]
+impl Transport for Down {
+    async fn pull(&self, peer: &SiteName, order: KvOrder) -> Result<Pull, TransferError> {
+        NoLinks.pull(peer, order).await
+    }
+
+    fn link(&self, _peer: &SiteName) -> Option<LinkReading> {
+        Some(LinkReading::default())
+    }
+
+    fn redial(&self, peer: &SiteName) {
+        self.0.lock().push(peer.clone());
+    }
+}
+
+#[tokio::test]
+async fn a_site_that_is_heard_of_is_dialled_at_once_and_one_that_is_not_is_left_to_its_wait() {
+    let bus: Arc<dyn Bus> = Arc::new(EmbeddedBus::default());
+    let links = Arc::new(Down::default());
+    let _paris = start_over(
+        Arc::clone(&links) as Arc<dyn Transport>,
+        &bus,
+        ("paris", 1, PRESENCE_LEASE),
+    );
+    tokio::time::sleep(SAMPLE_INTERVAL * 3).await;
+    assert_eq!(*links.0.lock(), [], "nobody spoke");
+    let _virginia = start(&bus, "virginia", 1);
+    let began = Instant::now();
+    while links.0.lock().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(20), "never dialled");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(links.0.lock().first(), Some(&name("virginia")));
 }

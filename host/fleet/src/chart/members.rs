@@ -2,7 +2,7 @@
 
 use super::{Chart, Known};
 use parking_lot::Mutex;
-use portolan_base::Moment;
+use portolan_base::{Moment, SiteName};
 use portolan_ports::{Member, MemberState, SitePresence, SiteState};
 use std::time::Duration;
 
@@ -34,6 +34,16 @@ impl Chart {
                 "a heartbeat of an earlier start of the site: is the site running twice?"
             ),
         }
+    }
+
+    /// Whether another site is there by its heartbeats.
+    pub fn hears_of(&self, site: &SiteName) -> bool {
+        let index = self.topology.site_index(site);
+        let member = index.and_then(|index| self.members.get(index.0 as usize));
+        member.is_some_and(|member| {
+            let state = member.look(self.clock.now()).state;
+            matches!(state, MemberState::Up | MemberState::Draining)
+        })
     }
 
     /// Which sites are there, by index.

@@ -319,17 +319,17 @@ impl Tour {
         Ok(())
     }
 
-    /// Whether `at` would route to an instance of a site.
+    /// Whether `at` would route to an instance of a site: one is ready, and its KV can come over.
     fn routes(&self, at: &str, site: &str) -> Result<bool, Failure> {
         let fleet = self
             .client(at, ADMIN)?
             .get("/v1/portolan/fleet")
             .map_err(Failure::new)?
             .body;
-        let instances = fleet["instances"].as_array().cloned().unwrap_or_default();
-        Ok(instances
-            .iter()
-            .any(|instance| instance["site"] == site && instance["ready"] == true))
+        let list = |name: &str| fleet[name].as_array().cloned().unwrap_or_default();
+        let ready = |instance: &Value| instance["site"] == site && instance["ready"] == true;
+        let joins = |link: &Value| link["from"] == site && link["to"] == at && link["up"] == true;
+        Ok(list("instances").iter().any(ready) && list("links").iter().any(joins))
     }
 }
 

@@ -138,10 +138,10 @@ fn the_adaptive_threshold_beats_the_static_one_with_the_split_fixed() {
 /// Sending what gains a little must not make those wait that gain most.
 #[test]
 fn the_longest_prompts_of_a_fleet_with_room_wait_no_longer_than_under_the_static_threshold() {
-    for load in [0.3, 0.4, 0.5] {
+    for load in [0.2, 0.3, 0.4, 0.5] {
         let (kept, moved) = (five(&fixed(SERVICE), load), five(&adaptive(), load));
         println!("at {load}: static {kept:.3?}, adaptive {moved:.3?}");
-        assert!(moved[0] < kept[0] * 0.9, "{moved:?} {kept:?} at {load}");
+        assert!(moved[0] < kept[0] * 0.95, "{moved:?} {kept:?} at {load}");
         assert!(
             moved[1] < kept[1] && moved[2] <= kept[2],
             "{moved:?} {kept:?} at {load}"

@@ -111,10 +111,15 @@ impl Link {
         }
     }
 
+    /// Ends the waits between dials.
+    pub(crate) fn redial(&self) {
+        self.kick.notify_waiters();
+    }
+
     /// Waits until a lane is open. A link known to be down is given a quarter of the stall time to come back.
     pub(crate) async fn wait_up(&self) -> Result<(), TransferError> {
         let begun = Instant::now();
-        self.kick.notify_waiters();
+        self.redial();
         loop {
             {
                 let state = self.state.lock();

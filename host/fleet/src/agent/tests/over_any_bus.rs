@@ -10,7 +10,7 @@ const VIRGINIA: usize = 1;
 /// Says everything twice, and old things again.
 struct Twice {
     bus: Arc<dyn Bus>,
-    old: parking_lot::Mutex<Vec<BusMessage>>,
+    old: Mutex<Vec<BusMessage>>,
 }
 
 impl Bus for Twice {
