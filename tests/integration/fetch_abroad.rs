@@ -199,7 +199,7 @@ fn a_third_site_that_residency_denies_is_not_asked() {
     let other: Vec<u32> = prompt().into_iter().take(999).collect();
     world.runtime.block_on(async {
         let order = KvOrder {
-            as_of: portolan_base::Sequence::NONE,
+            as_of: portolan_ports::AsOf::default(),
             request: RequestId::from_client("forged").unwrap(),
             tenant: TenantName::new("acme").unwrap(),
             jurisdiction: String::new(),

@@ -25,8 +25,8 @@ use portolan_base::{BlockId, Clock, ModelName, Moment, Provenance, Random, Seque
 use portolan_kv::Selector;
 use portolan_kv::tier::Tiers;
 use portolan_ports::{
-    Applied, AppliedReport, Begun, Bus, CacheValidity, ControlError, ControlStream, Deciding, Given, InUse,
-    Invalidated, Invalidation, Order, Patience, Sample, SiteEffect, Stale,
+    Applied, AppliedReport, AsOf, Begun, Bus, CacheValidity, ControlError, ControlStream, Deciding, Given,
+    InUse, Invalidated, Invalidation, Order, Patience, Sample, SiteEffect, Stale, StreamId,
 };
 use record::Record;
 use std::collections::{BTreeMap, VecDeque};
@@ -85,6 +85,8 @@ struct State {
     peers: Peers,
     /// What sites said lately, with when it came.
     said: VecDeque<(AppliedReport, Moment)>,
+    /// Orders of this site that it met and applied, by their id, and in which stream.
+    met: VecDeque<(String, StreamId)>,
     /// Answers to what this site asked before an order, by the question's number.
     effects: BTreeMap<u64, Vec<SiteEffect>>,
     record: Record,
@@ -109,6 +111,7 @@ impl SiteInvalidation {
             validity: SiteValidity::new(process, parts.rules, at),
             peers: Peers::new(parts.rules, now),
             said: VecDeque::new(),
+            met: VecDeque::new(),
             effects: BTreeMap::new(),
             record,
             unwritten: false,
@@ -175,6 +178,14 @@ impl SiteInvalidation {
 impl CacheValidity for SiteInvalidation {
     fn begin(&self) -> Begun {
         self.state.lock().validity.begin()
+    }
+
+    fn place(&self) -> AsOf {
+        let state = self.state.lock();
+        AsOf {
+            applied: state.validity.applied_to(),
+            stream: state.validity.stream().cloned(),
+        }
     }
 
     fn check(&self, now: Moment) -> Result<(), Stale> {

@@ -100,7 +100,7 @@ impl Copying<'_> {
             // What is kept serves later requests, which may have to be exact.
             fidelity: Fidelity::Exact,
             fetch_from: Arc::default(),
-            as_of: validity.begin().applied,
+            as_of: validity.place(),
             ..self.order.clone()
         };
         let whole = self.receive(holder, order, has, deadline).await?;

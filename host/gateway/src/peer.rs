@@ -138,7 +138,7 @@ fn stream_kept(
 /// had heard of.
 fn may_reuse(site: &Site, order: &KvOrder) -> bool {
     let parts = &site.parts;
-    parts.validity.check(parts.clock.now()).is_ok() && parts.validity.begin().applied >= order.as_of
+    parts.validity.check(parts.clock.now()).is_ok() && parts.validity.place().has_reached(&order.as_of)
 }
 
 /// The same order, of which all is computed and nothing kept.

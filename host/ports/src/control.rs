@@ -143,7 +143,7 @@ pub enum Invalidated {
 
 /// A stream that lost what it held, or was made anew, is another stream: its positions mean nothing to whoever followed
 /// the first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StreamId(pub String);
 

@@ -92,7 +92,7 @@ pub use transport::{
 pub use transport_fake::NoLinks;
 pub use uploads::{UploadTurn, UploadWindow};
 pub use validity::{
-    AlwaysValid, Applied, Begun, CacheValidity, Deciding, Given, InUse, Order, Patience, SiteApplied,
+    AlwaysValid, Applied, AsOf, Begun, CacheValidity, Deciding, Given, InUse, Order, Patience, SiteApplied,
     SiteEffect, Stale, VersionRule,
 };
 pub use whole::{

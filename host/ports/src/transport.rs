@@ -3,12 +3,12 @@
 //! An order names the work (prefill this, or send what you hold); pieces come back while it is being done. Every
 //! chunk is verified by checksum at the receiver; what arrives here is byte-identical to what was sent.
 
-use crate::{KvPiece, PrefillReport};
+use crate::{AsOf, KvPiece, PrefillReport};
 use async_trait::async_trait;
 use portolan_base::kv::{KvManifest, KvQuant};
 use portolan_base::{
     BitsPerSecond, Bytes, Dependency, InstanceName, ModelName, Permille, Provenance, RequestId, Scope,
-    Sequence, SiteName, TenantName, TransferId,
+    SiteName, TenantName, TransferId,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -49,19 +49,15 @@ pub struct KvOrder {
     /// Sites that the instance may fetch the beginning of the prompt from before it computes: what the request's
     /// residency answer allows, asked with purpose fetch by who orders. The holder asks its own policies again.
     pub fetch_from: Arc<[SiteName]>,
-    /// What is cached at the holder's site may be used only if that has applied the control stream up to here: the
-    /// receiver knows of orders that the holder may not have heard of yet. [`KvOrder::NOTHING_CACHED`]: none of it.
-    #[serde(default)]
-    pub as_of: Sequence,
+    /// How far the holder's site must have come for what is cached there to be used.
+    #[serde(flatten)]
+    pub as_of: AsOf,
     /// What it is for. Not sent with the order: the transport tells the holder the class it travels in.
     #[serde(skip)]
     pub purpose: OrderPurpose,
 }
 
 impl KvOrder {
-    /// As [`as_of`](Self::as_of): everything is to be computed. No site ever comes so far.
-    pub const NOTHING_CACHED: Sequence = Sequence(u64::MAX);
-
     /// What a cache has to know of the KV.
     pub fn provenance(&self) -> Provenance {
         Provenance {

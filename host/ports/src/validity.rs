@@ -1,7 +1,7 @@
 //! Whether cached KV may be used: what the stages of a request ask before they begin, and how an order is given.
 
 use crate::Sample;
-use crate::control::{ControlError, Invalidated, Invalidation, Running};
+use crate::control::{ControlError, Invalidated, Invalidation, Running, StreamId};
 use async_trait::async_trait;
 use portolan_base::{Bytes, ModelName, Moment, Provenance, Sequence, SiteName};
 use portolan_kv::Selector;
@@ -16,6 +16,32 @@ pub struct Begun {
     pub generation: u64,
     /// Everything up to here was applied.
     pub applied: Sequence,
+}
+
+/// How far a site has applied which control stream. In an order for KV: what is cached at the holder's site may be used only
+/// if that has come as far in the same stream, since the receiver knows of orders that the holder may not have heard of
+/// yet. Positions of two streams say nothing of each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsOf {
+    /// Everything up to here was applied.
+    #[serde(rename = "as_of", default)]
+    pub applied: Sequence,
+    /// The stream; none where there is none to follow, or none was found yet.
+    #[serde(rename = "as_of_stream", default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamId>,
+}
+
+impl AsOf {
+    /// Nothing cached is to be used: no site ever comes so far.
+    pub const NOTHING_CACHED: Self = Self {
+        applied: Sequence(u64::MAX),
+        stream: None,
+    };
+
+    /// Whether a site that is here has heard of all that one at `other` has heard of.
+    pub fn has_reached(&self, other: &Self) -> bool {
+        self.stream == other.stream && self.applied >= other.applied
+    }
 }
 
 /// KV that something is about to begin on.
@@ -133,6 +159,9 @@ pub trait CacheValidity: Send + Sync {
     /// Where the site is: what begins at this moment began there.
     fn begin(&self) -> Begun;
 
+    /// How far the site has applied which stream.
+    fn place(&self) -> AsOf;
+
     /// Whether what is cached, or fetched, may be used at this moment.
     ///
     /// # Errors
@@ -184,6 +213,10 @@ pub struct AlwaysValid;
 impl CacheValidity for AlwaysValid {
     fn begin(&self) -> Begun {
         Begun::default()
+    }
+
+    fn place(&self) -> AsOf {
+        AsOf::default()
     }
 
     fn check(&self, _now: Moment) -> Result<(), Stale> {

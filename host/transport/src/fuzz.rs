@@ -97,7 +97,7 @@ fn order(announcement: &Announcement) -> Option<KvOrder> {
     let layout = &announcement.manifest.layout;
     let tokens = (announcement.manifest.tokens as usize).min(TOKENS);
     Some(KvOrder {
-        as_of: portolan_base::Sequence::NONE,
+        as_of: portolan_ports::AsOf::default(),
         request: RequestId::from_client("fuzz")?,
         tenant: TenantName::new("fuzz").ok()?,
         jurisdiction: String::new(),

@@ -163,7 +163,7 @@ mod tests {
 
     fn order(first: u32) -> KvOrder {
         KvOrder {
-            as_of: portolan_base::Sequence::NONE,
+            as_of: portolan_ports::AsOf::default(),
             request: RequestId::from_client("r").unwrap(),
             tenant: TenantName::new("t").unwrap(),
             jurisdiction: String::new(),

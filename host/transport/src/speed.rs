@@ -339,7 +339,7 @@ fn is_right(plan: &SpeedPlan, piece: &KvPiece) -> bool {
 
 fn order(plan: &SpeedPlan, random: &dyn Random) -> Result<KvOrder, SpeedError> {
     Ok(KvOrder {
-        as_of: portolan_base::Sequence::NONE,
+        as_of: portolan_ports::AsOf::default(),
         request: RequestId::draw(random),
         tenant: TenantName::new("speed")?,
         jurisdiction: String::new(),

@@ -106,6 +106,8 @@ impl SiteInvalidation {
         let mut state = self.state.lock();
         state.record.begin_anew();
         state.validity.begins_anew(None);
+        state.peers.begins_anew(self.now());
+        state.said.clear();
     }
 
     /// What an entry asks of this site.
@@ -134,8 +136,12 @@ impl SiteInvalidation {
                 self.say(stream, (received_at, received_at), Forgotten::default());
             }
             Taken::Apply(order) => {
+                let own = (order.from == self.parts.site).then(|| order.id.clone());
                 let forgotten = self.carry_out(order, sequence, received_at).await;
                 let forgotten = forgotten.ok_or_else(not_applied)?;
+                if let Some(id) = own {
+                    self.met(id, stream);
+                }
                 self.say(stream, (received_at, self.now()), forgotten);
             }
             Taken::ForgetAll => {
@@ -182,6 +188,17 @@ impl SiteInvalidation {
         state.validity.applied();
         state.record.sequence = sequence;
         state.unwritten = true;
+        drop(state);
+        self.something_changed();
+    }
+
+    /// An order of this site was applied: whoever waits for it knows in which stream it is.
+    fn met(&self, id: String, stream: &StreamId) {
+        let mut state = self.state.lock();
+        state.met.push_back((id, stream.clone()));
+        if state.met.len() > SAID_MAX {
+            state.met.pop_front();
+        }
         drop(state);
         self.something_changed();
     }

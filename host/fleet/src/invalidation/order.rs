@@ -23,7 +23,7 @@ impl SiteInvalidation {
         let sent_at = self.now();
         let id = draw_id(self.parts.random.as_ref());
         let event = ControlEvent::Invalidation(Invalidation {
-            id,
+            id: id.clone(),
             what: order.what,
             from: self.parts.site.clone(),
             actor: order.actor,
@@ -44,18 +44,18 @@ impl SiteInvalidation {
         };
         if patience == Patience::Everywhere {
             let waiting = Waiting::new(sequence, acknowledged, self.parts.rules);
-            let waiting = self.wait(waiting).await;
+            let waiting = self.wait(waiting, &id).await;
             self.sum_up(&waiting, sent_at, &mut given);
         }
         Ok(given)
     }
 
-    /// Waits until the order holds everywhere.
-    async fn wait(&self, mut waiting: Waiting) -> Waiting {
+    /// Waits until the order with this id holds everywhere.
+    async fn wait(&self, mut waiting: Waiting, id: &str) -> Waiting {
         let mut changed = self.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            if self.look(&mut waiting) {
+            if self.look(&mut waiting, id) {
                 return waiting;
             }
             // Whether it woke or is late, the clock that leases are counted by says whether it is over.
@@ -65,10 +65,12 @@ impl SiteInvalidation {
     }
 
     /// Looks at what is known by now; true when the order holds everywhere.
-    fn look(&self, waiting: &mut Waiting) -> bool {
+    fn look(&self, waiting: &mut Waiting, id: &str) -> bool {
         let now = self.now();
         let state = self.state.lock();
-        waiting.came_to(state.validity.applied_to());
+        if let Some((_, stream)) = state.met.iter().rfind(|(met, _)| met == id) {
+            waiting.met_in(stream);
+        }
         for (report, at) in &state.said {
             waiting.heard(report, *at);
         }

@@ -29,6 +29,11 @@ impl Peers {
         }
     }
 
+    /// The stream is another one from here on: beats of the one before may have gone by unheard.
+    pub fn begins_anew(&mut self, now: Moment) {
+        self.since = now;
+    }
+
     /// A beat came by.
     pub fn heard(&mut self, beat: &Beat, now: Moment) {
         self.heard.insert((beat.site.clone(), beat.incarnation), now);

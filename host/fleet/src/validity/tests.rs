@@ -126,7 +126,7 @@ fn waiting_ends_when_all_who_could_use_it_said_so() {
     let mut waiting = Waiting::new(Sequence(5), Moment(205), rules());
     waiting.heard(&report("paris", 7, 5), Moment(206));
     waiting.heard(&report("tokyo", 2, 6), Moment(206));
-    waiting.came_to(Sequence(5));
+    waiting.met_in(&StreamId("s".to_owned()));
     assert!(
         !waiting.is_over(&peers, Moment(207)),
         "tokyo's first process has a lease"
@@ -159,7 +159,35 @@ fn waiting_ends_when_all_who_could_use_it_said_so() {
 fn who_has_just_started_waits_for_leases_it_never_heard_of() {
     let peers = Peers::new(rules(), Moment(200));
     let mut waiting = Waiting::new(Sequence(5), Moment(201), rules());
-    waiting.came_to(Sequence(5));
+    waiting.met_in(&StreamId("s".to_owned()));
     assert!(!waiting.is_over(&peers, Moment(309)));
     assert!(waiting.is_over(&peers, Moment(310)));
+}
+
+#[test]
+fn what_was_said_of_another_stream_confirms_nothing() {
+    let mut peers = Peers::new(rules(), Moment(0));
+    let tokyo = Beat {
+        site: site("tokyo"),
+        incarnation: 1,
+        number: 1,
+    };
+    peers.heard(&tokyo, Moment(200));
+    let mut waiting = Waiting::new(Sequence(5), Moment(205), rules());
+    waiting.heard(&report("tokyo", 1, 90), Moment(206));
+    waiting.met_in(&StreamId("found anew".to_owned()));
+    assert!(!waiting.is_over(&peers, Moment(207)));
+    assert_eq!(waiting.confirmed().count(), 0);
+    let of_this_one = AppliedReport {
+        stream: StreamId("found anew".to_owned()),
+        ..report("tokyo", 1, 5)
+    };
+    waiting.heard(&of_this_one, Moment(208));
+    assert!(waiting.is_over(&peers, Moment(208)));
+    peers.begins_anew(Moment(208));
+    assert!(
+        !waiting.is_over(&peers, Moment(209)),
+        "beats of the stream before may have gone by unheard"
+    );
+    assert!(waiting.is_over(&peers, Moment(315)));
 }

@@ -3,7 +3,7 @@
 use super::LeaseRules;
 use super::peers::{Peers, Process};
 use portolan_base::{Bytes, Moment, Sequence, SiteName};
-use portolan_ports::AppliedReport;
+use portolan_ports::{AppliedReport, StreamId};
 use std::collections::BTreeMap;
 
 /// What a site said of an order.
@@ -27,9 +27,11 @@ pub struct Waiting {
     /// When the order was acknowledged.
     acknowledged: Moment,
     rules: LeaseRules,
-    /// Whether the site that waits has itself come to the order: it has met every beat before it.
-    knows_beats: bool,
-    confirmed: BTreeMap<Process, Confirmed>,
+    /// The stream in which the site that waits has itself come to the order: it has met every beat before it. A position
+    /// in any other stream says nothing of the order.
+    met_in: Option<StreamId>,
+    /// By process and stream, what it said.
+    confirmed: BTreeMap<(Process, StreamId), Confirmed>,
 }
 
 impl Waiting {
@@ -39,12 +41,12 @@ impl Waiting {
             order,
             acknowledged,
             rules,
-            knows_beats: false,
+            met_in: None,
             confirmed: BTreeMap::new(),
         }
     }
 
-    /// A process has applied the stream up to here.
+    /// A process has applied a stream up to here.
     pub fn heard(&mut self, report: &AppliedReport, now: Moment) {
         if report.sequence < self.order {
             return;
@@ -58,12 +60,13 @@ impl Waiting {
             bytes: if of_order { report.bytes } else { Bytes(0) },
         };
         let process = (report.site.clone(), report.incarnation);
-        self.confirmed.entry(process).or_insert(confirmed);
+        let said = (process, report.stream.clone());
+        self.confirmed.entry(said).or_insert(confirmed);
     }
 
-    /// The site that waits has taken everything in up to here.
-    pub fn came_to(&mut self, applied: Sequence) {
-        self.knows_beats |= applied >= self.order;
+    /// The site that waits has applied the order, which it met in this stream.
+    pub fn met_in(&mut self, stream: &StreamId) {
+        self.met_in = Some(stream.clone());
     }
 
     /// Whether nothing begins on what the order is about any more, anywhere.
@@ -71,12 +74,9 @@ impl Waiting {
         if now.since(self.acknowledged) >= self.rules.longest() {
             return true;
         }
-        let all = || {
-            peers
-                .may_hold(now)
-                .all(|process| self.confirmed.contains_key(process))
-        };
-        self.knows_beats && peers.knows_all(now) && all()
+        let Some(stream) = &self.met_in else { return false };
+        let said = |process: &Process| self.confirmed.contains_key(&(process.clone(), stream.clone()));
+        peers.knows_all(now) && peers.may_hold(now).all(said)
     }
 
     /// When it is over at the latest.
@@ -86,6 +86,9 @@ impl Waiting {
 
     /// What sites said, in the order of their names.
     pub fn confirmed(&self) -> impl Iterator<Item = &Confirmed> {
-        self.confirmed.values()
+        let of_stream = |(_, stream): &&(Process, StreamId)| Some(stream) == self.met_in.as_ref();
+        let said = self.confirmed.iter();
+        said.filter(move |(by, _)| of_stream(by))
+            .map(|(_, confirmed)| confirmed)
     }
 }

@@ -6,7 +6,9 @@ use super::journey::{Fault, Journey, Leg, Prefiller, millis_between};
 use crate::receive::{Arrival, BrokenOff, receive_within};
 use portolan_base::{InstanceName, Tokens};
 use portolan_decide::Route;
-use portolan_ports::{InstanceOutcome, KvOrder, KvPiece, KvSet, OrderPurpose, Retention, TransferError};
+use portolan_ports::{
+    AsOf, InstanceOutcome, KvOrder, KvPiece, KvSet, OrderPurpose, Retention, TransferError,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,8 +186,8 @@ impl Journey {
         KvOrder {
             // Whatever the other site has cached, what it has not heard of yet may be about it.
             as_of: match self.may_reuse() {
-                true => self.site.parts.validity.begin().applied,
-                false => KvOrder::NOTHING_CACHED,
+                true => self.site.parts.validity.place(),
+                false => AsOf::NOTHING_CACHED,
             },
             request: self.id(),
             tenant: tenant.name.clone(),

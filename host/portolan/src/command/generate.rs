@@ -166,7 +166,7 @@ async fn prefill_elsewhere(
     let peer = SiteName::new("there").map_err(Failure::new)?;
     here.add_peer(peer.clone(), vec![there.address()]);
     let order = KvOrder {
-        as_of: portolan_base::Sequence::NONE,
+        as_of: portolan_ports::AsOf::default(),
         request: request_id(),
         tenant: TenantName::new("local").map_err(Failure::new)?,
         jurisdiction: String::new(),

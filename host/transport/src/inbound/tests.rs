@@ -13,7 +13,7 @@ const TOKENS: u32 = 16;
 
 fn inbound(window: u64) -> (Inbound, mpsc::UnboundedReceiver<Result<Arrived, TransferError>>) {
     let order = KvOrder {
-        as_of: portolan_base::Sequence::NONE,
+        as_of: portolan_ports::AsOf::default(),
         request: RequestId::from_client("r").unwrap(),
         tenant: TenantName::new("t").unwrap(),
         jurisdiction: String::new(),

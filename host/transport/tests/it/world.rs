@@ -65,7 +65,7 @@ pub(crate) fn layout() -> KvLayout {
 /// An order of so many tokens; the seed makes its content.
 pub(crate) fn order(seed: u32, tokens: usize) -> KvOrder {
     KvOrder {
-        as_of: portolan_base::Sequence::NONE,
+        as_of: portolan_ports::AsOf::default(),
         request: RequestId::from_client("r").unwrap(),
         tenant: TenantName::new("t").unwrap(),
         jurisdiction: "eu".into(),

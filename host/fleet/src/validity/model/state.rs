@@ -107,9 +107,11 @@ impl State {
     }
 
     pub(super) fn came_to(&mut self) {
-        let applied = self.sites[PARIS].applied_to();
-        if let Some(waiting) = &mut self.waiting {
-            waiting.came_to(applied);
+        let order = self.order_at().map(|index| Sequence(index as u64 + 1));
+        if let Some(waiting) = &mut self.waiting
+            && order.is_some_and(|order| self.sites[PARIS].applied_to() >= order)
+        {
+            waiting.met_in(&stream_id());
         }
     }
 }
