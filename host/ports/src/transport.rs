@@ -50,7 +50,6 @@ pub struct KvOrder {
     /// residency answer allows, asked with purpose fetch by who orders. The holder asks its own policies again.
     pub fetch_from: Arc<[SiteName]>,
     /// How far the holder's site must have come for what is cached there to be used.
-    #[serde(flatten)]
     pub as_of: AsOf,
     /// What it is for. Not sent with the order: the transport tells the holder the class it travels in.
     #[serde(skip)]

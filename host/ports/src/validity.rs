@@ -24,10 +24,8 @@ pub struct Begun {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AsOf {
     /// Everything up to here was applied.
-    #[serde(rename = "as_of", default)]
     pub applied: Sequence,
     /// The stream; none where there is none to follow, or none was found yet.
-    #[serde(rename = "as_of_stream", default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamId>,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Opens every connection, in both directions: "this is KV transport", then the version.
-pub(crate) const PREFACE: [u8; 8] = *b"PTLNKV\x00\x04";
+pub(crate) const PREFACE: [u8; 8] = *b"PTLNKV\x00\x05";
 
 /// Bytes of a frame's head.
 pub(crate) const HEAD_BYTES: usize = 32;

@@ -1,6 +1,6 @@
 //! MOVES KV between sites: implements [`portolan_ports::Transport`] over several TCP connections a peer.
 //!
-//! # The protocol, version 4
+//! # The protocol, version 5
 //!
 //! **Roles.** The site that wants KV *dials*, the site that holds it *listens*; each of two sites that order from
 //! each other has connections of its own. A *link* is one dialing site and one listening site. It has several *lanes*,
