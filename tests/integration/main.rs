@@ -28,6 +28,7 @@ mod many_processes;
 mod policies_agree;
 mod policy_tools;
 mod quantised;
+mod recovery;
 mod rehearsed;
 mod replicas;
 mod residency;

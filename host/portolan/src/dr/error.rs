@@ -21,6 +21,18 @@ pub enum DrError {
         /// Why.
         source: std::io::Error,
     },
+    /// There is no room for the backup.
+    #[error(
+        "{place}: the disk is full ({bytes} bytes of {key} found no room); make room and run the backup again: it goes on where it was"
+    )]
+    Full {
+        /// Which place.
+        place: String,
+        /// What was being written.
+        key: String,
+        /// Its size.
+        bytes: usize,
+    },
     /// The place of backups cannot be used.
     #[error("{place}: {detail}")]
     Target {

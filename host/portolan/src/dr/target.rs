@@ -42,6 +42,17 @@ impl Folder {
         std::fs::create_dir_all(folder)?;
         let mut beside = path.as_os_str().to_owned();
         beside.push(".writing");
+        let written = Self::write_beside(Path::new(&beside), bytes);
+        if let Err(error) = written {
+            // Half of an object would take the room that is lacking.
+            drop(std::fs::remove_file(&beside));
+            return Err(error);
+        }
+        std::fs::rename(&beside, path)?;
+        std::fs::File::open(folder)?.sync_all()
+    }
+
+    fn write_beside(beside: &Path, bytes: &[u8]) -> std::io::Result<()> {
         let mut options = std::fs::OpenOptions::new();
         // Keys and certificates are in it.
         let mut file = options
@@ -49,11 +60,9 @@ impl Folder {
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(&beside)?;
+            .open(beside)?;
         file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)?;
-        std::fs::File::open(folder)?.sync_all()
+        file.sync_all()
     }
 }
 
@@ -73,7 +82,14 @@ impl Target for Folder {
 
     fn put(&self, key: &str, bytes: &[u8]) -> Result<(), DrError> {
         let path = self.0.join(key);
-        self.write(&path, bytes).map_err(DrError::file(path))
+        self.write(&path, bytes).map_err(|error| match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => DrError::Full {
+                place: self.name(),
+                key: key.to_owned(),
+                bytes: bytes.len(),
+            },
+            _ => DrError::file(path)(error),
+        })
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, DrError> {

@@ -1,11 +1,13 @@
 //! A service is backed up, checked, damaged and drilled, in a folder and in a store that speaks S3.
 
+mod moto;
 mod stand_in;
 
 use super::*;
 use crate::config::Config;
 use crate::host::Host;
 use crate::system::{OsRandom, SystemClock};
+use moto::{Moto, PAGE};
 use portolan_base::Clock;
 use portolan_store::SledStore;
 use stand_in::StandIn;
@@ -327,5 +329,65 @@ fn a_store_that_speaks_s3_takes_a_backup_and_goes_on_after_a_cut() {
         store.keys().iter().all(|key| key.starts_with("portolan/paris/")),
         "{:?}",
         store.keys()
+    );
+}
+
+#[test]
+fn a_server_of_s3_by_others_takes_backups_and_gives_them_back() {
+    let Some(mut server) = Moto::start() else { return };
+    let service = Service::new().found();
+    let place = S3Place {
+        endpoint: Some(server.endpoint()),
+        region: None,
+        credentials: Some(("key-id".to_owned(), "the-secret".to_owned())),
+    };
+    let open =
+        || -> Arc<dyn Target> { Arc::from(open_target("s3://backups/portolan/paris", &place).unwrap()) };
+    let target = open();
+    assert!(target.list("backups/").unwrap().is_empty());
+    assert_eq!(target.size("parts/none").unwrap(), None);
+    assert!(target.get("parts/none").unwrap().is_none());
+    let first = service.back_up(&target).unwrap();
+    assert!(first.sent_bytes > 0 && first.torn == 0, "{first:?}");
+    let verdict = service.verify(&target);
+    assert!(verdict.ok, "{verdict:?}");
+
+    // More backups than a page of a list holds: the latest is on the last.
+    for round in 0..PAGE {
+        fs::write(
+            service.path("portolan.service"),
+            format!("[Service]\n# {round}\n"),
+        )
+        .unwrap();
+        let next = service.back_up(&target).unwrap();
+        assert!(
+            next.sent_bytes < first.sent_bytes,
+            "what did not change stays: {next:?}"
+        );
+    }
+    assert_eq!(target.list("backups/").unwrap().len(), PAGE + 1);
+    let verdict = service.verify(&target);
+    assert!(verdict.ok, "{verdict:?}");
+    let record = service.drill(&target, HALF_AN_HOUR).unwrap();
+    assert!(record.ok, "{record:?}");
+
+    let parts = target.list("parts/").unwrap();
+    let largest = parts.iter().max_by_key(|key| target.size(key).unwrap()).unwrap();
+    let whole = target.get(largest).unwrap().unwrap();
+    target.put(largest, &whole[..whole.len() / 2]).unwrap();
+    assert!(!service.verify(&target).ok);
+    assert!(
+        service.drill(&target, HALF_AN_HOUR).is_err(),
+        "nothing is made of half a file"
+    );
+    let again = service.back_up(&target).unwrap();
+    assert_eq!((again.torn, again.sent_bytes), (1, whole.len() as u64));
+    assert!(service.verify(&target).ok);
+
+    server.stop();
+    let unreachable = service.back_up(&open()).unwrap_err().to_string();
+    assert!(
+        unreachable.contains("s3://backups/portolan/paris"),
+        "{unreachable}"
     );
 }
