@@ -4,6 +4,8 @@
 use portolan_tests::processes::{FleetPlan, Processes};
 use portolan_tests::world::{ACME, ADMIN, GLOBEX, shipped};
 use portolan_tests::{Ask, Oracle, oracle_folder};
+use serde_json::{Value, json};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc;
@@ -227,6 +229,128 @@ fn a_policy_bound_at_one_process_answers_at_every_other() {
     fleet.wait("paris has it", |fleet| {
         bound(fleet, "paris").as_ref() == Some(&fourth)
     });
+}
+
+/// What a site's door says of the configuration that each site runs.
+fn sites_run(fleet: &Processes, at: &str) -> Value {
+    fleet
+        .client(at, ADMIN)
+        .get("/v1/portolan/config/sites")
+        .unwrap()
+        .body
+}
+
+#[test]
+fn what_sites_have_in_common_of_their_configuration_is_changed_at_one_and_in_force_at_all() {
+    let plan = FleetPlan {
+        model: &oracle_folder("tiny-qwen3"),
+        sites: &TWO,
+        more: "user_classes: [standard, vip]\ntimeouts: {factor: 5}",
+    };
+    // Each has a file of its own.
+    let edit = |site: &str, text: &str, _: &str| format!("# of {site}\n{text}");
+    let Some(mut fleet) = Processes::start_edited(&plan, edit) else {
+        return;
+    };
+    let path = |fleet: &Processes, site: &str| fleet.folder.path().join(format!("{site}.yaml"));
+    let edit = |fleet: &Processes, site: &str, from: &str, to: &str| {
+        let text = fs::read_to_string(path(fleet, site)).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(path(fleet, site), text.replace(from, to)).unwrap();
+    };
+    let reload = |fleet: &Processes, site: &str| {
+        let client = fleet.client(site, ADMIN);
+        client.post("/v1/portolan/config/reload", &json!({"reason": "a test"}))
+    };
+    let lets_in = |fleet: &Processes, site: &str| fleet.client(site, "key-new").get("/v1/models").is_ok();
+    let factor = |fleet: &Processes, site: &str| {
+        let said = fleet.client(site, ADMIN).get("/v1/portolan/config").unwrap().body;
+        said["timeouts"]["factor"].as_u64().unwrap()
+    };
+
+    let (acme, both) = (
+        "tenants: [{name: acme,",
+        "tenants: [{name: new, keys: [key-new]}, {name: acme,",
+    );
+    edit(&fleet, "paris", acme, both);
+    edit(&fleet, "paris", "factor: 5", "factor: 6");
+    assert_eq!(reload(&fleet, "paris").unwrap().body["outcome"], "applied");
+    let told = Instant::now();
+    fleet.wait("virginia lets it in", |fleet| lets_in(fleet, "virginia"));
+    println!("in force everywhere after {:?}", told.elapsed());
+    assert_eq!(factor(&fleet, "virginia"), 6);
+    let text = fs::read_to_string(path(&fleet, "virginia")).unwrap();
+    assert!(
+        text.starts_with("# of virginia\n") && text.contains("key-new"),
+        "{text}"
+    );
+    fleet.wait("each says what it runs", |fleet| {
+        let said = sites_run(fleet, "paris");
+        let sites = said["sites"].as_array().unwrap();
+        sites.len() == 2 && sites.iter().all(|site| site["runs"]["fleet"] == said["fleet"])
+    });
+    let history = fleet.client("virginia", ADMIN).get("/v1/portolan/config/history");
+    let latest = history.unwrap().body["data"][0].clone();
+    assert!(
+        latest["actor"].as_str().unwrap().ends_with(" at paris"),
+        "{latest}"
+    );
+
+    // A site that was away catches up. Its file was edited meanwhile: the class that paris is to name is not in it.
+    fleet.kill("virginia");
+    edit(&fleet, "paris", both, acme);
+    assert_eq!(reload(&fleet, "paris").unwrap().body["outcome"], "applied");
+    edit(
+        &fleet,
+        "virginia",
+        "user_classes: [standard, vip]",
+        "user_classes: [standard]",
+    );
+    fleet.start_site("virginia", None);
+    fleet.wait("virginia lets it in no more", |fleet| !lets_in(fleet, "virginia"));
+
+    // Whole or not at all.
+    edit(
+        &fleet,
+        "paris",
+        "timeouts: {factor: 6}",
+        "exact_kv_classes: [vip]\ntimeouts: {factor: 7}",
+    );
+    assert_eq!(reload(&fleet, "paris").unwrap().body["outcome"], "applied");
+    fleet.wait("virginia says why not", |fleet| {
+        let said = sites_run(fleet, "paris");
+        let sites = said["sites"].as_array().unwrap();
+        let virginia = sites.iter().find(|site| site["site"] == "virginia").unwrap();
+        let why = virginia["runs"]["refused"][1].as_str().unwrap_or_default();
+        why.contains("exact_kv_classes") && virginia["runs"]["fleet"] != said["fleet"]
+    });
+    assert_eq!((factor(&fleet, "paris"), factor(&fleet, "virginia")), (7, 6));
+    // It does not know what paris changed: what it says is not put over it.
+    edit(&fleet, "virginia", "factor: 6", "factor: 8");
+    let refused = reload(&fleet, "virginia").unwrap_err().to_string();
+    assert!(refused.contains("409"), "{refused}");
+    edit(&fleet, "paris", "exact_kv_classes: [vip]\n", "");
+    reload(&fleet, "paris").unwrap();
+    fleet.wait("virginia takes it over", |fleet| factor(fleet, "virginia") == 7);
+    let edited = path(&fleet, "virginia").with_extension("yaml.edited");
+    assert!(
+        fs::read_to_string(edited).unwrap().contains("factor: 8"),
+        "what was being edited is not lost"
+    );
+
+    // Without the bus nothing is acknowledged, and nothing changes.
+    fleet.nats.kill();
+    fleet.wait("paris is cut", |fleet| {
+        fleet.states("paris")["virginia"] == "silent"
+    });
+    edit(&fleet, "paris", "factor: 7", "factor: 9");
+    let refused = reload(&fleet, "paris").unwrap_err().to_string();
+    assert!(refused.contains("503"), "{refused}");
+    assert_eq!(factor(&fleet, "paris"), 7);
+    fleet.nats.restart().unwrap();
+    fleet.wait("it is back", |fleet| fleet.states("paris")["virginia"] == "up");
+    reload(&fleet, "paris").unwrap();
+    fleet.wait("virginia has it", |fleet| factor(fleet, "virginia") == 9);
 }
 
 /// Everything that a server carries, as bytes.

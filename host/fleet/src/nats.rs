@@ -17,6 +17,8 @@
 //! | `connection` | logs in, and says what becomes of the connection |
 //! | [`NatsServer`] | a server of one's own, for demos and tests |
 
+mod bucket;
+mod configuration;
 mod connection;
 mod control;
 mod counters;
@@ -25,6 +27,7 @@ mod policies;
 mod server;
 mod subjects;
 
+pub use configuration::{ConfigFeed, ConfigNews, NatsConfiguration};
 pub use connection::{NatsConfig, NatsError, NatsLogin, NatsTls};
 pub use control::NatsControl;
 pub use policies::{NatsPolicies, SharedSlots};

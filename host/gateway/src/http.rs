@@ -13,7 +13,7 @@
 //! | `/v1/portolan/instances/{name}/drain`, `…/resume` | the operator | `instances.rs` |
 //! | `/v1/portolan/site`, `…/drain`, `…/return` | the operator | `service.rs` |
 //! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
-//! | `/v1/portolan/config`, `…/history`, `…/pending`, `…/reload`, `…/rollback`, `…/approve`, `…/reject` | the operator | `config.rs` |
+//! | `/v1/portolan/config`, `…/history`, `…/pending`, `…/sites`, `…/reload`, `…/rollback`, `…/approve`, `…/reject` | the operator | `config.rs` |
 //! | `/v1/portolan/store/snapshot` | the operator | `recovery.rs` |
 //! | `/v1/portolan/invalidate` | a tenant for its own KV, the operator for all | `invalidate.rs` |
 //! | `/health`, `/metrics` | anyone who reaches the port | here |
@@ -90,6 +90,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/config", get(config::effective))
         .route("/v1/portolan/config/history", get(config::history))
         .route("/v1/portolan/config/pending", get(config::pending))
+        .route("/v1/portolan/config/sites", get(config::sites))
         .route("/v1/portolan/config/{verb}", post(config::change))
         .route("/v1/portolan/store/snapshot", post(recovery::snapshot))
         .route("/v1/portolan/site", get(service::look))

@@ -2,6 +2,7 @@
 
 mod bus;
 mod carrier;
+mod configuration;
 mod control;
 mod following;
 mod foreign;
@@ -59,6 +60,7 @@ impl Host {
     pub async fn start_compiling(config: Config, compilation: Compilation) -> Result<Self, HostError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
         let random: Arc<dyn Random> = Arc::new(OsRandom);
+        let config = live::in_force(config);
         let topology = config.topology()?;
         let fleet_secret = parts::fleet_secret(&config)?;
         let store = Arc::new(SledStore::open(&config.data_dir, random.as_ref())?);
@@ -87,7 +89,10 @@ impl Host {
             Some(four_eyes) => desk.with_four_eyes(four_eyes),
             None => desk,
         };
-        let bus = HostBus::open(&config, &topology, &secrets).await?;
+        let bus = HostBus::open(&config, &topology, &secrets, &random).await?;
+        if let Some(of_fleet) = bus.configuration() {
+            live.join(Arc::new(of_fleet));
+        }
         let desk = Arc::new(match bus.policies() {
             Some(policies) => desk.sharing(Arc::new(policies)),
             None => desk,
@@ -133,6 +138,9 @@ impl Host {
         shared.recovery.start(&mut duties);
         if let Some(of_fleet) = shared.bus.policies() {
             duties.spawn(policies::follow(of_fleet, Arc::clone(&desk)));
+        }
+        if let Some(of_fleet) = shared.bus.configuration() {
+            duties.spawn(configuration::follow(of_fleet, Arc::clone(&shared.live)));
         }
         let start = |dir| watch::Watch::start(dir, Arc::clone(&desk), Arc::clone(&shared.clock));
         let watch = shared.config.policies_dir.clone().map(start);

@@ -1,7 +1,8 @@
 //! The configuration of a running host, as its operators change it.
 
+use crate::{FleetVersion, SiteRuns};
 use async_trait::async_trait;
-use portolan_base::{Moment, OperatorName};
+use portolan_base::{Moment, OperatorName, SiteName};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -100,6 +101,34 @@ pub enum ConfigRefusal {
     /// It could not be written down or put into force.
     #[error("{0}")]
     Broken(String),
+    /// Nobody acknowledged it to be kept for the fleet's other sites. It may have been taken all the same.
+    #[error(
+        "the fleet did not acknowledge the change: {0}; nothing was changed here. Look at `portolan config sites`, and ask again"
+    )]
+    NotAcknowledged(String),
+    /// Another site changed it first.
+    #[error(
+        "another site of the fleet changed the configuration a moment ago; look what it says, and ask again"
+    )]
+    ChangedElsewhere,
+}
+
+/// Which configuration a site runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SiteConfiguration {
+    /// The site.
+    pub site: SiteName,
+    /// What it said last; none: nothing yet.
+    pub runs: Option<SiteRuns>,
+}
+
+/// Which configuration the fleet's sites run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FleetConfiguration {
+    /// The newest that this site knows to be common to all; none was told where all sites are in one process.
+    pub fleet: FleetVersion,
+    /// Each site of the file.
+    pub sites: Vec<SiteConfiguration>,
 }
 
 /// The configuration of a running host.
@@ -113,4 +142,6 @@ pub trait Configuration: Send + Sync {
     fn pending(&self) -> Option<PendingConfig>;
     /// What is in force, defaults among it, without secrets.
     fn effective(&self) -> Value;
+    /// Which configuration each site of the fleet runs.
+    fn sites(&self) -> FleetConfiguration;
 }

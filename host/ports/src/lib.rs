@@ -18,6 +18,7 @@ pub mod operation;
 pub mod proposal;
 pub mod quota;
 pub mod sample;
+pub mod shared_configuration;
 pub mod shared_policies;
 pub mod shared_policies_fake;
 pub mod signature;
@@ -40,7 +41,7 @@ pub use bus::{
 };
 pub use configuration::{
     Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration,
-    PendingConfig,
+    FleetConfiguration, PendingConfig, SiteConfiguration,
 };
 pub use control::{
     Beat, ControlEntries, ControlEntry, ControlError, ControlEvent, ControlStream, Cursor, Invalidated,
@@ -68,6 +69,7 @@ pub use operation::{Operation, OperationKind};
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
 pub use sample::{Reading, Sample};
+pub use shared_configuration::{FleetVersion, SharedConfig, SharedConfiguration, SiteRuns};
 pub use shared_policies::{SharedError, SharedPolicies, SharedSlot};
 pub use shared_policies_fake::MemoryShared;
 pub use signature::{

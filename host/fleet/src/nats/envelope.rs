@@ -45,6 +45,8 @@ const EFFECT: u8 = 7;
 pub(super) enum Marked {
     /// What a policy slot holds.
     Policy = 64,
+    /// Which configuration a site runs.
+    Configuration = 65,
 }
 
 /// Why a message is not taken.
@@ -259,7 +261,7 @@ fn ends(subject: &str) -> Option<(SiteName, SiteName)> {
 }
 
 /// The site that a part of a subject names.
-fn site(token: &str) -> Option<SiteName> {
+pub(super) fn site(token: &str) -> Option<SiteName> {
     let mut name = Vec::with_capacity(token.len());
     let mut rest = token.bytes();
     while let Some(byte) = rest.next() {

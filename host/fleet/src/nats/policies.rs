@@ -5,13 +5,14 @@
 //! carry the fleet's mark, and components the digest that a marked state names: whoever can write to the servers and does
 //! not have the secret binds nothing.
 
+use super::bucket;
 use super::envelope::{Marked, Seal};
 use super::{NatsBus, Subjects};
 use async_nats::Client;
 use async_nats::connection::State;
 use async_nats::jetstream::kv::{self, Operation, UpdateErrorKind, Watch};
 use async_nats::jetstream::object_store::{self, ObjectStore};
-use async_nats::jetstream::stream::{self, DiscardPolicy, StorageType};
+use async_nats::jetstream::stream::StorageType;
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -80,26 +81,7 @@ impl NatsPolicies {
     async fn states(&self) -> Result<kv::Store, String> {
         let inner = &self.0;
         let bucket = inner.subjects.policies();
-        if let Ok(known) = inner.jetstream.get_key_value(&bucket).await {
-            return Ok(known);
-        }
-        // What the client makes a bucket of, without the account's limits: a server whose answer to that the client does
-        // not read (Debian's) has buckets all the same.
-        let made = inner.jetstream.get_or_create_stream(stream::Config {
-            name: format!("KV_{bucket}"),
-            subjects: vec![format!("$KV.{bucket}.>")],
-            max_messages_per_subject: 1,
-            discard: DiscardPolicy::New,
-            storage: StorageType::File,
-            num_replicas: inner.replicas,
-            allow_rollup: true,
-            deny_delete: true,
-            allow_direct: true,
-            ..stream::Config::default()
-        });
-        made.await.map_err(|error| error.to_string())?;
-        let made = inner.jetstream.get_key_value(&bucket).await;
-        made.map_err(|error| error.to_string())
+        bucket::open(&inner.jetstream, &bucket, inner.replicas).await
     }
 
     async fn components(&self) -> Result<ObjectStore, String> {

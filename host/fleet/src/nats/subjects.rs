@@ -127,6 +127,11 @@ impl Subjects {
         format!("{}-policies", self.name.replace('=', "_"))
     }
 
+    /// The bucket of what the sites have in common of their configuration.
+    pub(super) fn configuration(&self) -> String {
+        format!("{}-configuration", self.name.replace('=', "_"))
+    }
+
     /// The object store of policies' components.
     pub(super) fn components(&self) -> String {
         format!("{}-components", self.name.replace('=', "_"))
@@ -135,11 +140,14 @@ impl Subjects {
     /// What a site keeps, and says to follow what is kept. It cannot drop anything from the control stream.
     fn ordered_by(&self, site: &SiteName) -> Vec<String> {
         let (control, policies, components) = (self.control(), self.policies(), self.components());
+        let configuration = self.configuration();
         let mut publish = vec![
             format!("{control}.beat.{site}"),
             format!("{control}.invalidation"),
             format!("{control}.model.*"),
             format!("$KV.{policies}.>"),
+            format!("$KV.{configuration}.common"),
+            format!("$KV.{configuration}.sites.{}", token(site.as_str())),
             format!("$O.{components}.>"),
             "$JS.API.INFO".to_owned(),
             format!("$JS.API.STREAM.PURGE.OBJ_{components}"),
@@ -147,6 +155,7 @@ impl Subjects {
         let streams = [
             self.control_stream(),
             format!("KV_{policies}"),
+            format!("KV_{configuration}"),
             format!("OBJ_{components}"),
         ];
         for stream in streams {

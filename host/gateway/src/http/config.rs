@@ -9,7 +9,8 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use portolan_ports::{
-    Changer, ConfigDone, ConfigOrder, ConfigRefusal, ConfigVersion, Configuration, PendingConfig,
+    Changer, ConfigDone, ConfigOrder, ConfigRefusal, ConfigVersion, Configuration, FleetConfiguration,
+    PendingConfig,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -58,6 +59,16 @@ pub(super) async fn pending(
     auth::operator(&site, &headers)?;
     let pending = configuration(&site)?.pending();
     Ok(Json(PendingBody { pending }))
+}
+
+pub(super) async fn sites(
+    State(site): State<Arc<Site>>,
+    headers: HeaderMap,
+) -> Result<Json<FleetConfiguration>, RequestError> {
+    auth::operator(&site, &headers)?;
+    let configuration = configuration(&site)?;
+    let sites = tokio::task::spawn_blocking(move || configuration.sites()).await;
+    sites.map(Json).map_err(|error| broken(&error))
 }
 
 pub(super) async fn change(
@@ -123,6 +134,8 @@ fn refused(refusal: ConfigRefusal) -> RequestError {
         ConfigRefusal::Missing(_) => (ErrorKind::NotFound, "config_not_found"),
         ConfigRefusal::Forbidden(_) => (ErrorKind::Forbidden, "second_operator_needed"),
         ConfigRefusal::Broken(_) => (ErrorKind::Internal, "config_not_changed"),
+        ConfigRefusal::NotAcknowledged(_) => (ErrorKind::Unavailable, "fleet_unreachable"),
+        ConfigRefusal::ChangedElsewhere => (ErrorKind::Conflict, "changed_elsewhere"),
     };
     RequestError::new(kind, refusal.to_string()).with_code(code)
 }

@@ -43,6 +43,12 @@ pub enum ConfigCommand {
         #[command(flatten)]
         change: ChangeArgs,
     },
+    /// Show which configuration each site of the fleet runs.
+    Sites {
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
     /// Show the change that waits for a second operator.
     Pending {
         /// The running host.
@@ -78,6 +84,7 @@ pub(super) fn run(command: ConfigCommand, as_json: bool) -> Result<(), Failure> 
         ConfigCommand::Rollback { version, change } => {
             ask("rollback", &change, &object!({ "version": version }), as_json)
         }
+        ConfigCommand::Sites { server } => sites(&server, as_json),
         ConfigCommand::Pending { server } => pending(&server, as_json),
         ConfigCommand::Approve(change) => ask("approve", &change, &Value::Null, as_json),
         ConfigCommand::Reject(change) => ask("reject", &change, &Value::Null, as_json),
@@ -182,6 +189,42 @@ fn history(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
         for change in changes.into_iter().flatten().filter_map(Value::as_str) {
             line(format!("       {change}"));
         }
+    }
+    Ok(())
+}
+
+fn sites(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
+    let client = Client::new(&server.server, &server.key);
+    let body = client
+        .get("/v1/portolan/config/sites")
+        .map_err(Failure::new)?
+        .body;
+    if as_json {
+        return json(&body);
+    }
+    let number = |value: &Value, key: &str| value.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let told = |value: &Value| value.get("fleet").map_or(0, |fleet| number(fleet, "number"));
+    let newest = told(&body);
+    match newest {
+        0 => line("nothing was told to the fleet"),
+        newest => line(format!("the fleet's newest is {newest}")),
+    }
+    for site in body.get("sites").and_then(Value::as_array).into_iter().flatten() {
+        let name = site.get("site").and_then(Value::as_str).unwrap_or_default();
+        let Some(runs) = site.get("runs").filter(|runs| !runs.is_null()) else {
+            line(format!("{name:<16}  has said nothing yet"));
+            continue;
+        };
+        let (has, own) = (told(runs), number(runs, "version"));
+        let differs = runs.get("differs").and_then(Value::as_bool) == Some(true);
+        let refused = runs.get("refused").and_then(|refused| refused.get(1)?.as_str());
+        let how = match (refused, differs) {
+            (Some(why), _) => format!("; a newer one was not taken over: {why}"),
+            (None, true) => "; its file says something else".to_owned(),
+            (None, false) if has < newest => "; behind".to_owned(),
+            (None, false) => String::new(),
+        };
+        line(format!("{name:<16}  {has:>5}, its own version {own}{how}"));
     }
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use super::parts::{HostError, Secrets};
 use crate::config::Config;
-use portolan_base::SiteName;
-use portolan_fleet::nats::NatsPolicies;
+use portolan_base::{Random, SiteName};
+use portolan_fleet::nats::{NatsConfiguration, NatsPolicies};
 use portolan_fleet::{EmbeddedBus, NatsBus, Topology};
 use portolan_ports::Bus;
 use std::sync::Arc;
@@ -19,6 +19,8 @@ pub(super) enum HostBus {
         bus: Arc<NatsBus>,
         /// Which policies answer.
         policies: NatsPolicies,
+        /// What all have in common of their configuration.
+        configuration: NatsConfiguration,
     },
 }
 
@@ -27,6 +29,7 @@ impl HostBus {
         config: &Config,
         topology: &Topology,
         secrets: &Secrets,
+        random: &Arc<dyn Random>,
     ) -> Result<Self, HostError> {
         let Some(nats) = config.bus()? else {
             return Ok(Self::Embedded(Arc::new(EmbeddedBus::new())));
@@ -34,10 +37,20 @@ impl HostBus {
         let here: Vec<SiteName> = config.sites_here().map(|site| site.name.clone()).collect();
         let bus = NatsBus::connect(&nats, topology, &here, &secrets.bus).await?;
         let policies = NatsPolicies::on(&bus, config.replicas());
+        let configuration = NatsConfiguration::on(&bus, config.replicas(), &secrets.bus, Arc::clone(random));
         Ok(Self::Nats {
             bus: Arc::new(bus),
             policies,
+            configuration,
         })
+    }
+
+    /// The configuration of the fleet; none where this process is all of it.
+    pub(super) fn configuration(&self) -> Option<NatsConfiguration> {
+        match self {
+            Self::Embedded(_) => None,
+            Self::Nats { configuration, .. } => Some(configuration.clone()),
+        }
     }
 
     /// The policies of the fleet; none where this process is all of it.

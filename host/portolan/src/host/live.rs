@@ -1,18 +1,21 @@
 //! The configuration of the running host: read again, put back, approved. All of a change counts, or nothing does.
 
+mod fleet;
 mod pinned;
 mod versions;
+mod waiting;
 
 use super::parts;
 use crate::config::{Change, Config, ConfigError, Takes, mask, takes_of};
 use async_trait::async_trait;
+use fleet::Fleet;
 use pinned::Pinned;
-use portolan_base::{Clock, Moment, OperatorName, SiteName};
+use portolan_base::{Clock, SiteName};
 use portolan_gateway::live::Switch;
 use portolan_gateway::{Live, Site};
 use portolan_ports::{
-    Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration, Operation,
-    OperationKind, PendingConfig, PolicyStore,
+    Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration,
+    FleetConfiguration, Operation, OperationKind, PendingConfig, PolicyStore,
 };
 use portolan_store::SledStore;
 use portolan_transport::SiteTransport;
@@ -20,6 +23,9 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use versions::Versions;
+use waiting::{Waiting, WaitingFile};
+
+pub(super) use waiting::in_force;
 
 /// Changes which log lines are written.
 pub type SetLogLevel = Box<dyn Fn(&str) + Send + Sync>;
@@ -29,19 +35,6 @@ struct Reached {
     name: SiteName,
     gateway: Weak<Site>,
     transport: Weak<SiteTransport>,
-}
-
-/// A change that waits for a second operator.
-#[derive(Clone)]
-struct Waiting {
-    text: String,
-    /// The version that was in force when it was proposed.
-    over: u64,
-    /// Who stands behind it; one whom no key names does not count.
-    behind: Vec<(String, Option<OperatorName>)>,
-    changes: Vec<String>,
-    reason: String,
-    expires: Moment,
 }
 
 /// What one host's configuration is at the moment.
@@ -59,6 +52,8 @@ pub(super) struct LiveConfig {
     changing: Mutex<()>,
     sites: Mutex<Vec<Reached>>,
     versions: Versions,
+    waits: WaitingFile,
+    fleet: Fleet,
     store: Arc<SledStore>,
     clock: Arc<dyn Clock>,
     log: OnceLock<SetLogLevel>,
@@ -71,6 +66,7 @@ impl LiveConfig {
         store: Arc<SledStore>,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, ConfigRefusal> {
+        let folder = config.data_dir.join("config");
         let live = Self {
             file: config.source.as_ref().map(|source| source.path.clone()),
             pinned: Pinned::of(config),
@@ -80,12 +76,15 @@ impl LiveConfig {
             }),
             changing: Mutex::default(),
             sites: Mutex::default(),
-            versions: Versions::new(config.data_dir.join("config")),
+            waits: WaitingFile::in_folder(&folder),
+            fleet: Fleet::of(config),
+            versions: Versions::new(folder),
             store,
             clock,
             log: OnceLock::new(),
         };
         live.note_start(config)?;
+        live.remember()?;
         Ok(Arc::new(live))
     }
 
@@ -136,6 +135,28 @@ impl LiveConfig {
             .map(drop)
     }
 
+    /// What waited before the start waits on, unless something else is in force since.
+    fn remember(&self) -> Result<(), ConfigRefusal> {
+        let Some(waiting) = self.waits.read() else {
+            return Ok(());
+        };
+        if self.versions.newest()? == waiting.over && self.clock.now() <= waiting.expires {
+            lock(&self.state).waiting = Some(waiting);
+            return Ok(());
+        }
+        tracing::warn!(
+            "a change of the configuration waits no more: it is too old, or another one is in force"
+        );
+        self.waits.write(None)
+    }
+
+    /// On disk first: what is said to wait waits after a crash too.
+    fn set_waiting(&self, waiting: Option<Waiting>) -> Result<(), ConfigRefusal> {
+        self.waits.write(waiting.as_ref())?;
+        lock(&self.state).waiting = waiting;
+        Ok(())
+    }
+
     pub(super) fn change(&self, order: ConfigOrder, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
         let _one_at_a_time = lock(&self.changing);
         let file = self.file.as_ref().ok_or_else(|| {
@@ -150,7 +171,8 @@ impl LiveConfig {
             ConfigOrder::Rollback(version) => self.bring(self.versions.earlier(version)?.text, by),
             ConfigOrder::Approve => self.approve(by),
             ConfigOrder::Reject => {
-                let waiting = lock(&self.state).waiting.take().ok_or_else(nothing_waits)?;
+                let waiting = lock(&self.state).waiting.clone().ok_or_else(nothing_waits)?;
+                self.set_waiting(None)?;
                 tracing::warn!(actor = %by.actor, reason = %by.reason, "the waiting change of the configuration was rejected");
                 self.done(ConfigOutcome::Rejected, waiting.changes)
             }
@@ -176,10 +198,10 @@ impl LiveConfig {
             for change in &waiting.changes {
                 tracing::warn!(actor = %by.actor, change, "proposed for the configuration");
             }
-            lock(&self.state).waiting = Some(waiting);
+            self.set_waiting(Some(waiting))?;
             return self.done(ConfigOutcome::Proposed, lines(&changes));
         }
-        self.put_into_force(next, &text, &changes, &by)
+        self.put_into_force_everywhere((next, &text), &changes, &by)
     }
 
     fn approve(&self, by: Changer) -> Result<ConfigDone, ConfigRefusal> {
@@ -189,13 +211,13 @@ impl LiveConfig {
             return Err(ConfigRefusal::Forbidden(text.to_owned()));
         };
         if self.clock.now() > waiting.expires {
-            lock(&self.state).waiting = None;
+            self.set_waiting(None)?;
             return Err(ConfigRefusal::Missing(
                 "the change waited for too long; propose it again".to_owned(),
             ));
         }
         if self.versions.newest()? != waiting.over {
-            lock(&self.state).waiting = None;
+            self.set_waiting(None)?;
             let text = "the configuration changed since this was proposed; propose it again";
             return Err(ConfigRefusal::Missing(text.to_owned()));
         }
@@ -215,7 +237,7 @@ impl LiveConfig {
             .count();
         if named < 2 {
             let changes = waiting.changes.clone();
-            lock(&self.state).waiting = Some(waiting);
+            self.set_waiting(Some(waiting))?;
             return self.done(ConfigOutcome::Proposed, changes);
         }
         let actors: Vec<&str> = waiting.behind.iter().map(|(actor, _)| actor.as_str()).collect();
@@ -228,8 +250,12 @@ impl LiveConfig {
                 .to_owned(),
         };
         let (next, changes) = self.weigh(&self.config(), &waiting.text)?;
-        let done = self.put_into_force(next, &waiting.text, &changes, &by)?;
-        lock(&self.state).waiting = None;
+        let done = self.put_into_force_everywhere((next, &waiting.text), &changes, &by)?;
+        // It is in force: what is left of it in the file follows an earlier version, and counts no more.
+        if let Err(error) = self.set_waiting(None) {
+            tracing::warn!(%error, "the approved change could not be taken off the waiting ones");
+            lock(&self.state).waiting = None;
+        }
         Ok(done)
     }
 
@@ -372,6 +398,10 @@ impl Configuration for Door {
             changes: waiting.changes,
             expires: waiting.expires,
         })
+    }
+
+    fn sites(&self) -> FleetConfiguration {
+        self.0.sites_run()
     }
 
     fn effective(&self) -> Value {

@@ -258,6 +258,55 @@ fn under_four_eyes_a_change_waits_for_a_second_operator() {
 }
 
 #[test]
+fn what_waits_for_a_second_operator_waits_over_a_restart() {
+    let eyes = "changing: {four_eyes: true}";
+    let globex = format!("{ACME}, {{name: globex, keys: [key-globex]}}");
+    let host = Started::with(ACME, eyes);
+    host.write(&globex, eyes);
+    assert_eq!(host.done("key-alice", "reload", json!({})).0, "proposed");
+
+    let host = host.stop().start();
+    assert!(
+        !host.lets_in("key-globex"),
+        "the file holds what nobody else stands behind"
+    );
+    assert_eq!(host.history().len(), 1);
+    let (status, text) = host.refused("key-alice", "approve");
+    assert!(
+        status == 403 && text.contains("alice stands behind this already"),
+        "{text}"
+    );
+    assert_eq!(
+        host.done("key-bob", "approve", json!({})),
+        ("applied".to_owned(), 2)
+    );
+    assert!(host.lets_in("key-globex"));
+    assert_eq!(host.history()[0]["actor"], "operator alice, operator bob");
+    let host = host.stop().start();
+    assert!(host.lets_in("key-globex"));
+    assert_eq!(host.refused("key-bob", "approve").0, 404, "nothing waits");
+
+    // Another file, and a start with it: what waited was meant to follow what is no longer in force.
+    host.write(ACME, eyes);
+    assert_eq!(host.done("key-alice", "reload", json!({})).0, "proposed");
+    host.write(ACME, &format!("{eyes}\ntimeouts: {{factor: 9}}"));
+    let host = host.stop().start();
+    assert!(!host.lets_in("key-globex"));
+    assert_eq!(host.refused("key-bob", "approve").0, 404);
+
+    // What says that something waits is torn: nothing waits, and the host starts.
+    host.write(&globex, eyes);
+    assert_eq!(host.done("key-alice", "reload", json!({})).0, "proposed");
+    let file = host.folder.path().join("data/config/waiting.json");
+    let text = std::fs::read(&file).unwrap();
+    let host = host.stop();
+    std::fs::write(&file, &text[..text.len() / 2]).unwrap();
+    let host = host.start();
+    assert_eq!(host.refused("key-bob", "approve").0, 404);
+    drop(host.stop());
+}
+
+#[test]
 fn metrics_and_traces_are_switched_off_while_the_host_runs() {
     let host = Started::with(ACME, "");
     let metrics = |host: &Started| host.client("").get("/metrics").is_ok();

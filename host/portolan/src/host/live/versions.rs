@@ -154,7 +154,7 @@ pub(super) fn replace(file: Option<&Path>, text: &str) -> io::Result<()> {
 }
 
 /// Writes a file so that after a crash it is there in whole or as it was.
-fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+pub(super) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let beside = path.with_file_name(name);
