@@ -17,7 +17,7 @@ demo: plugins $(MODEL) ## Two sites, two tenants and a tour; ARGS=--once exits a
 	@$(PORTOLAN) demo --model $(MODEL) --plugins $(PLUGINS_DIST) $(ARGS)
 
 .PHONY: demo-fleet
-demo-fleet: $(MODEL) ## Three processes and a NATS server, and a tour; ARGS=--once exits after it
+demo-fleet: $(MODEL) ## Three processes and a NATS server, and a tour; ARGS="--cluster --once": three servers, exits after it
 	cargo build --bin portolan
 	@nats=$$(tests/fetch-tool nats-server nats-server) && \
 		PATH=$$PATH:$$nats $(PORTOLAN) demo-fleet --model $(MODEL) $(ARGS)

@@ -176,6 +176,9 @@ pub struct DemoArgs {
 /// Options of `demo-fleet`.
 #[derive(Debug, Args)]
 pub struct DemoFleetArgs {
+    /// Three servers that keep what must survive together, instead of one.
+    #[arg(long)]
+    pub cluster: bool,
     /// Exit after the tour; non-zero if anything in it was not as told.
     #[arg(long)]
     pub once: bool,

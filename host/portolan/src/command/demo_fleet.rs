@@ -7,10 +7,11 @@ use super::demo::narrator::Narrator;
 use super::demo::{need, texts};
 use super::logging::{self, LogFormat};
 use super::output::{Failure, line};
-use crate::client::Client;
+use crate::client::{Client, ClientError};
 use portolan_base::Bytes;
 use portolan_decide::PathRecord;
-use processes::Fleet;
+use portolan_fleet::NatsServer;
+use processes::{Carriers, Fleet};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +25,9 @@ const ADMIN: &str = "demo-admin";
 /// How long the tour waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long a server that came back may take to have what the others have.
+const CATCHES_UP: Duration = Duration::from_secs(5);
+
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -35,14 +39,22 @@ pub(super) fn run(args: &DemoFleetArgs) -> Result<(), Failure> {
         .prefix("portolan-demo-fleet-")
         .tempdir()
         .map_err(Failure::new)?;
-    line("Portolan: three sites, a process each, and a NATS server between them.");
-    let fleet = Arc::new(Mutex::new(Some(Fleet::start(folder.path(), &args.model)?)));
+    let carriers = match args.cluster {
+        true => Carriers::Cluster,
+        false => Carriers::One,
+    };
+    line(match carriers {
+        Carriers::One => "Portolan: three sites, a process each, and a NATS server between them.",
+        Carriers::Cluster => "Portolan: three sites, a process each, and three NATS servers between them.",
+    });
+    let fleet = Fleet::start(folder.path(), &args.model, carriers)?;
+    let fleet = Arc::new(Mutex::new(Some(fleet)));
     end_with_this_process(&fleet)?;
     let mut tour = Tour {
         fleet: Arc::clone(&fleet),
         narrator: Narrator::new(),
     };
-    play(&mut tour)?;
+    play(&mut tour, carriers)?;
     let unkept = tour.narrator.close();
     if !args.once {
         line("");
@@ -96,21 +108,26 @@ struct Asked {
     record: PathRecord,
 }
 
-fn play(tour: &mut Tour) -> Result<(), Failure> {
+fn play(tour: &mut Tour, carriers: Carriers) -> Result<(), Failure> {
     opening(tour)?;
     served_elsewhere(tour)?;
     found_elsewhere(tour)?;
     killed_and_back(tour)?;
-    without_the_bus(tour)
+    match carriers {
+        Carriers::One => without_the_bus(tour),
+        Carriers::Cluster => without_servers(tour),
+    }
 }
 
 fn opening(tour: &Tour) -> Result<(), Failure> {
     with(&tour.fleet, |fleet| {
-        tour.narrator.tell(&format!(
-            "nats       {} (process {})",
-            fleet.nats.address(),
-            fleet.nats.process()
-        ));
+        for server in &fleet.nats {
+            tour.narrator.tell(&format!(
+                "nats       {} (process {})",
+                server.address(),
+                server.process()
+            ));
+        }
         for (site, process, http) in fleet.sites() {
             tour.narrator
                 .tell(&format!("{site:<10} {http} (process {process})"));
@@ -212,21 +229,85 @@ fn killed_and_back(tour: &mut Tour) -> Result<(), Failure> {
 
 fn without_the_bus(tour: &mut Tour) -> Result<(), Failure> {
     tour.narrator.scene("The NATS server is killed, and comes back");
-    with(&tour.fleet, |fleet| fleet.nats.kill())?;
+    with(&tour.fleet, |fleet| {
+        fleet.nats.iter_mut().for_each(NatsServer::kill);
+    })?;
     tour.sees("paris", "virginia", "silent")?;
     let asked = tour.ask("paris", ACME, (texts::CAPITAL, "remote_preferred"))?;
     tour.narrator.check(
         "paris goes on alone",
         asked.record.status == "ok" && site_of(&asked.record) == "paris",
     );
-    with(&tour.fleet, |fleet| fleet.nats.restart())?.map_err(Failure::new)?;
+    tour.restart(0)?;
     tour.sees("paris", "virginia", "up")?;
     tour.narrator
         .check("the sites found each other again by themselves", true);
     Ok(())
 }
 
+fn without_servers(tour: &mut Tour) -> Result<(), Failure> {
+    tour.narrator
+        .scene("Each NATS server in turn is killed; then two at once");
+    tour.ordered("all three there")?;
+    for lost in 0..3 {
+        with(&tour.fleet, |fleet| fleet.nats[lost].kill())?;
+        tour.ordered(&format!("server {} killed", lost + 1))?;
+        let asked = tour.ask("paris", ACME, (texts::CAPITAL, "remote_required"))?;
+        tour.narrator.check(
+            "the sites go on together",
+            asked.record.status == "ok" && site_of(&asked.record) != "paris",
+        );
+        tour.restart(lost)?;
+        // It has to catch up before the next one goes.
+        tour.ordered("it is back")?;
+        std::thread::sleep(CATCHES_UP);
+    }
+    with(&tour.fleet, |fleet| {
+        fleet.nats[1..].iter_mut().for_each(NatsServer::kill);
+    })?;
+    let refused = tour.order();
+    tour.narrator.check(
+        "one of three is no majority: an invalidation is not acknowledged",
+        matches!(refused, Err(ClientError::Refused { status: 503, .. })),
+    );
+    let asked = tour.ask("paris", ACME, (texts::CAPITAL, "auto"))?;
+    tour.narrator
+        .check("paris serves all the same", asked.record.status == "ok");
+    tour.restart(1)?;
+    tour.restart(2)?;
+    tour.ordered("both are back")
+}
+
 impl Tour {
+    fn restart(&self, server: usize) -> Result<(), Failure> {
+        with(&self.fleet, |fleet| fleet.nats[server].restart())?.map_err(Failure::new)
+    }
+
+    /// Orders an invalidation at paris, and waits until it holds everywhere.
+    fn order(&self) -> Result<(), ClientError> {
+        let http = with(&self.fleet, |fleet| fleet.http("paris"));
+        let order = json!({"model": MODEL, "wait": true, "reason": "the demo"});
+        let client = Client::new(&http.unwrap_or_default(), ADMIN);
+        client.post("/v1/portolan/invalidate", &order).map(drop)
+    }
+
+    /// The same until it is acknowledged: servers that lost one agree first who leads.
+    fn ordered(&mut self, when: &str) -> Result<(), Failure> {
+        let began = Instant::now();
+        while let Err(error) = self.order() {
+            if began.elapsed() > PATIENCE {
+                return Err(Failure::new(error));
+            }
+            std::thread::sleep(LOOK);
+        }
+        let text = format!(
+            "{when}: an invalidation holds at every site after {:.1} s",
+            began.elapsed().as_secs_f64()
+        );
+        self.narrator.check(&text, true);
+        Ok(())
+    }
+
     fn client(&self, site: &str, key: &str) -> Result<Client, Failure> {
         let http = with(&self.fleet, |fleet| fleet.http(site))?;
         Ok(Client::new(&http, key))

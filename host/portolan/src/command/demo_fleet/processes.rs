@@ -15,18 +15,38 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// The demo runs the very file that is shipped as an example, on ports that are free.
+/// The demo runs the very files that are shipped as an example, on ports that are free.
 const CONFIG: &str = include_str!("../../../../../examples/08-fleet/portolan.yaml");
+const CLUSTER: &str = include_str!("../../../../../examples/08-fleet/cluster.yaml");
+const SERVERS: [&str; 3] = [
+    include_str!("../../../../../examples/08-fleet/n1.conf"),
+    include_str!("../../../../../examples/08-fleet/n2.conf"),
+    include_str!("../../../../../examples/08-fleet/n3.conf"),
+];
 
 /// What the file says of this machine's ports, sites in order, and of its server and model.
 const TRANSPORTS: [&str; 3] = ["127.0.0.1:7400", "127.0.0.1:7401", "127.0.0.1:7402"];
 const LISTENS: [&str; 3] = ["127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8082"];
-const NATS: &str = "nats://127.0.0.1:4222";
+const NATS: [&str; 3] = [
+    "nats://127.0.0.1:4222",
+    "nats://127.0.0.1:4223",
+    "nats://127.0.0.1:4224",
+];
+const ROUTES: [&str; 3] = ["127.0.0.1:6222", "127.0.0.1:6223", "127.0.0.1:6224"];
 const MODEL: &str = "../../.models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// A server and a process for each site. Dropping it ends them.
+/// What carries messages between the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carriers {
+    /// One server.
+    One,
+    /// Three that keep what must survive together.
+    Cluster,
+}
+
+/// Servers and a process for each site. Dropping it ends them.
 pub(super) struct Fleet {
-    pub(super) nats: NatsServer,
+    pub(super) nats: Vec<NatsServer>,
     folder: PathBuf,
     running: BTreeMap<String, Running>,
 }
@@ -46,8 +66,12 @@ impl Drop for Running {
 
 impl Fleet {
     /// Starts everything in `folder`.
-    pub(super) fn start(folder: &Path, model: &Path) -> Result<Self, Failure> {
-        let example = Config::parse(CONFIG).map_err(Failure::new)?;
+    pub(super) fn start(folder: &Path, model: &Path, carriers: Carriers) -> Result<Self, Failure> {
+        let text = match carriers {
+            Carriers::One => CONFIG,
+            Carriers::Cluster => CLUSTER,
+        };
+        let example = Config::parse(text).map_err(Failure::new)?;
         secret(&folder.join("fleet.secret"), 32)?;
         for site in &example.sites {
             secret(&folder.join(format!("{}.password", site.name)), 16)?;
@@ -56,10 +80,9 @@ impl Fleet {
             let file = folder.join(format!("{site}.password"));
             format!("{:?}", fs::read_to_string(file).unwrap_or_default())
         });
-        let bus = folder.join("nats");
-        fs::create_dir(&bus).map_err(Failure::new)?;
-        let nats = NatsServer::start(&bus, &users).map_err(Failure::new)?;
-        let text = configuration(&nats.address(), model)?;
+        let nats = servers(folder, &users, carriers)?;
+        let addresses: Vec<String> = nats.iter().map(NatsServer::address).collect();
+        let text = configuration(text, &addresses, model)?;
         fs::write(folder.join("portolan.yaml"), text).map_err(Failure::new)?;
         let mut fleet = Self {
             nats,
@@ -140,24 +163,63 @@ impl Fleet {
     }
 }
 
-/// The example's file, on ports that are free.
-fn configuration(nats: &str, model: &Path) -> Result<String, Failure> {
-    let model = fs::canonicalize(model).map_err(Failure::new)?;
-    let mut text = CONFIG
-        .replace(NATS, nats)
-        .replace(MODEL, &model.display().to_string());
-    for listen in LISTENS {
-        text = text.replace(listen, "127.0.0.1:0");
+/// Starts one server, or the three of the example's files on ports that are free.
+fn servers(folder: &Path, users: &str, carriers: Carriers) -> Result<Vec<NatsServer>, Failure> {
+    let start = |name: &str, more: &str| {
+        let own = folder.join(name);
+        fs::create_dir(&own).map_err(Failure::new)?;
+        NatsServer::start(&own, &format!("{more}\n{users}")).map_err(Failure::new)
+    };
+    if carriers == Carriers::One {
+        return Ok(vec![start("nats", "")?]);
     }
-    // Held together until all are chosen, so that no two are alike.
-    let held: Vec<TcpListener> = TRANSPORTS
-        .iter()
+    let free = free_addresses(ROUTES.len())?;
+    let mut servers = Vec::new();
+    for (number, text) in (1..).zip(SERVERS) {
+        let mut text = of_cluster(text);
+        for (route, free) in ROUTES.iter().zip(&free) {
+            text = text.replace(route, free);
+        }
+        servers.push(start(&format!("n{number}"), &text)?);
+    }
+    Ok(servers)
+}
+
+/// What a server's file says of its cluster: address, folder and users are the demo's own.
+fn of_cluster(text: &str) -> String {
+    let own = ["server_name:", "cluster "];
+    let lines = text
+        .lines()
+        .filter(|line| own.iter().any(|key| line.starts_with(key)));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Addresses of this machine that nobody listens on, no two alike.
+fn free_addresses(count: usize) -> Result<Vec<String>, Failure> {
+    // Held together until all are chosen.
+    let held: Vec<TcpListener> = (0..count)
         .map(|_| TcpListener::bind("127.0.0.1:0"))
         .collect::<Result<_, _>>()
         .map_err(Failure::new)?;
-    for (transport, free) in TRANSPORTS.iter().zip(&held) {
-        let free = free.local_addr().map_err(Failure::new)?;
-        text = text.replace(transport, &free.to_string());
+    let address = |held: &TcpListener| held.local_addr().map(|address| address.to_string());
+    held.iter()
+        .map(address)
+        .collect::<Result<_, _>>()
+        .map_err(Failure::new)
+}
+
+/// The example's file, on ports that are free.
+fn configuration(text: &str, nats: &[String], model: &Path) -> Result<String, Failure> {
+    let model = fs::canonicalize(model).map_err(Failure::new)?;
+    let mut text = text.replace(MODEL, &model.display().to_string());
+    for (example, server) in NATS.iter().zip(nats) {
+        text = text.replace(example, server);
+    }
+    for listen in LISTENS {
+        text = text.replace(listen, "127.0.0.1:0");
+    }
+    for (transport, free) in TRANSPORTS.iter().zip(free_addresses(TRANSPORTS.len())?) {
+        text = text.replace(transport, &free);
     }
     Ok(text)
 }
@@ -180,19 +242,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_examples_ports_server_and_model_are_replaced() {
+    fn the_examples_ports_servers_and_model_are_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let model = folder.path().join("model.gguf");
         fs::write(&model, "").unwrap();
-        for part in TRANSPORTS.iter().chain(&LISTENS).chain(&[NATS, MODEL]) {
-            assert!(CONFIG.contains(part), "{part}");
+        for part in TRANSPORTS.iter().chain(&LISTENS).chain(&[NATS[0], MODEL]) {
+            assert!(CONFIG.contains(part) && CLUSTER.contains(part), "{part}");
         }
-        let config = Config::parse(&configuration("nats://127.0.0.1:9", &model).unwrap()).unwrap();
+        assert!(NATS.iter().all(|part| CLUSTER.contains(part)));
+        for text in SERVERS {
+            let own = of_cluster(text);
+            assert!(
+                own.starts_with("server_name: n") && !own.contains("include"),
+                "{own}"
+            );
+            assert!(ROUTES.iter().all(|route| own.contains(route)), "{own}");
+        }
+        // The two files differ in what carries messages alone.
+        let of = |text: &str| {
+            let mut config = Config::parse(text).unwrap().to_value();
+            let nats = config["fleet"]["nats"].take();
+            (config.to_string(), nats["servers"].as_array().unwrap().len())
+        };
+        let (one, cluster) = (of(CONFIG), of(CLUSTER));
+        assert_eq!((one.1, cluster.1, one.0 == cluster.0), (1, 3, true));
+        let servers: Vec<String> = (7..10).map(|port| format!("nats://127.0.0.1:{port}")).collect();
+        let text = configuration(CLUSTER, &servers, &model).unwrap();
+        let nats = Config::parse(&text).unwrap().fleet.nats.unwrap();
+        assert_eq!((nats.servers, nats.replicas), (servers.clone(), 3));
+        let config = Config::parse(&configuration(CONFIG, &servers[..1], &model).unwrap()).unwrap();
         assert!(config.models[0].path.ends_with("model.gguf"));
-        assert_eq!(
-            config.fleet.nats.as_ref().unwrap().servers,
-            ["nats://127.0.0.1:9"]
-        );
+        assert_eq!(config.fleet.nats.as_ref().unwrap().servers, servers[..1]);
         let mut ports: Vec<u16> = config.sites.iter().map(|site| site.transport.port()).collect();
         ports.dedup();
         assert_eq!(ports.len(), 3, "{ports:?}");
