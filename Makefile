@@ -56,6 +56,10 @@ bench-engine-peers: $(MODEL) ## The native engine beside llama.cpp on one GGUF f
 check-nixl: ## The build with NIXL: brings libclang and the library, builds and tests it
 	tests/nixl
 
+.PHONY: check-cuda
+check-cuda: $(MODEL) ## The build with CUDA: brings nvcc, compiles it, compares with the CPU where a GPU is
+	tests/cuda
+
 .PHONY: check-engines
 check-engines: $(MODEL) ## Engines that are not ours, the real ones: brings llama.cpp's server and drives it
 	tests/engines/check

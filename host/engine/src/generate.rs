@@ -211,7 +211,7 @@ impl From<ForwardError> for EngineError {
     fn from(error: ForwardError) -> Self {
         match error {
             ForwardError::Cancelled => Self::Cancelled,
-            ForwardError::State(_) => Self::Broken(error.to_string()),
+            ForwardError::State(_) | ForwardError::Device(_) => Self::Broken(error.to_string()),
         }
     }
 }

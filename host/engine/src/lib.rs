@@ -1,13 +1,14 @@
-//! COMPUTES: real transformers on the CPU.
+//! COMPUTES: real transformers, on the CPU and on GPUs.
 //!
 //! The native engine turns prompts into KV and KV into tokens, for dense attention models (Qwen3, Llama), for hybrids
 //! of gated delta net and attention (Qwen3.5, Qwen3-Next) and for short convolutions with attention (LFM2). Only this
 //! crate uses the tensor library.
 //!
-//! Results are exact by construction. Every value is one sum in one order, however many rows are computed together, so
+//! On the CPU results are exact by construction. Every value is one sum in one order, however many rows are computed together, so
 //! whatever was cached, and wherever, and whatever else runs, KV taken from a cache or from another instance equals KV
 //! computed here bit for bit.
 
+mod device;
 pub mod foreign;
 mod generate;
 mod instance;
@@ -24,6 +25,7 @@ mod splice;
 mod text;
 mod wire;
 
+pub use device::{ComputeDevice, DeviceError, DeviceNameError};
 pub use generate::{Generated, generate};
 pub use instance::{CacheConfig, InstanceConfig, NativeInstance, Surroundings};
 pub use load::{LoadError, LoadedModel, ModelFiles, gguf_settings, load_model};

@@ -15,6 +15,7 @@ pub use gguf::gguf_settings;
 pub(crate) use gguf::layers as gguf_layers;
 
 use crate::BLOCK_TOKENS;
+use crate::device::{ComputeDevice, DeviceError};
 use crate::generate::never_stop;
 use crate::network::Network;
 use crate::network::state::LayerState;
@@ -26,7 +27,7 @@ use portolan_ports::{EngineError, TextModel};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A model in memory: weights in 32-bit floats, tokenizer, chat template. Instances share one through an [`Arc`].
+/// A model in memory or on a GPU: weights, tokenizer, chat template. Instances share one through an [`Arc`].
 #[derive(Debug)]
 pub struct LoadedModel {
     pub(crate) network: Network,
@@ -55,6 +56,20 @@ impl LoadedModel {
             ..window
         });
         self
+    }
+
+    /// The same model, computed on `device`. Its weights are copied there as 32-bit floats.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device is not there or fails, or does not compute models of this kind.
+    pub fn on(self: &Arc<Self>, device: ComputeDevice) -> Result<Arc<Self>, DeviceError> {
+        if device == ComputeDevice::Cpu {
+            return Ok(Arc::clone(self));
+        }
+        Ok(Arc::new(Self {
+            network: self.network.on(device)?,
+            text: Arc::clone(&self.text),
+        }))
     }
 
     /// What its attention looks at; none: every token so far.
@@ -96,7 +111,7 @@ impl LoadedModel {
             LayerState::Attention(state) => state.piece(0..tokens.len()),
             LayerState::Recurrent(state) => state.piece(),
         };
-        Ok(state.layers.iter().map(piece).collect())
+        Ok(state.layers.iter().map(piece).collect::<Result<_, _>>()?)
     }
 
     /// Longest prompt and answer together.

@@ -1,25 +1,26 @@
-//! The forward pass: a stack of layers whose state goes in and out layer by layer.
+//! The forward pass: a stack of layers whose state goes in and out layer by layer, computed by the crate's own kernels or
+//! by the tensor library.
 
 pub(crate) mod attention;
 pub(crate) mod config;
 pub(crate) mod delta_net;
 pub(crate) mod experts;
+pub(crate) mod host;
 pub(crate) mod mlp;
 pub(crate) mod short_conv;
 pub(crate) mod state;
+pub(crate) mod tensors;
 
+use crate::device::{ComputeDevice, DeviceError};
+use crate::kernel::Rows;
 use crate::kernel::linear::Linear;
-use crate::kernel::rope::{Rope, Rotation};
-use crate::kernel::{Rows, rms_norm};
-use attention::Attention;
+use candle_core::Tensor;
 use config::NetworkConfig;
-use delta_net::DeltaNet;
-use experts::Experts;
-use mlp::Mlp;
+use host::HostNetwork;
 use portolan_base::kv::LayerKv;
-use short_conv::ShortConv;
 use state::{LayerState, SequenceState};
 use std::ops::{ControlFlow, Range};
+use tensors::TensorNetwork;
 
 /// Why a forward pass ended early.
 #[derive(Debug, thiserror::Error)]
@@ -30,80 +31,118 @@ pub(crate) enum ForwardError {
     /// The state was made for another model.
     #[error("the state of layer {0} is of another kind than the layer")]
     State(usize),
+    /// The tensor library or the device below it failed.
+    #[error("the device failed: {0}")]
+    Device(#[from] Box<candle_core::Error>),
+}
+
+impl From<candle_core::Error> for ForwardError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Device(Box::new(error))
+    }
 }
 
 /// Sees a layer's state of a sequence as soon as it is complete; may stop the pass.
 pub(crate) type Observer<'a> = dyn FnMut(usize, &LayerState) -> ControlFlow<()> + Send + 'a;
 
 /// Some rows of a pass: tokens of one sequence, which follow those already in its state.
+#[derive(Debug)]
 struct Part<'a> {
     rows: Range<usize>,
     state: &'a mut SequenceState,
 }
 
-/// A token mixer.
-#[derive(Debug)]
-pub(crate) enum Mixer {
-    /// Softmax attention over all tokens so far.
-    Attention(Attention),
-    /// A recurrent state of fixed size.
-    DeltaNet(DeltaNet),
-    /// The last few inputs.
-    ShortConv(ShortConv),
-}
-
-/// What follows the mixer.
-#[derive(Debug)]
-pub(crate) enum FeedForward {
-    /// One network for every token.
-    Dense(Mlp),
-    /// A few of many, picked for each token.
-    Experts(Experts),
-}
-
-impl FeedForward {
-    fn forward(&self, x: &Rows) -> Rows {
-        match self {
-            Self::Dense(mlp) => mlp.forward(x),
-            Self::Experts(experts) => experts.forward(x),
-        }
+impl Part<'_> {
+    /// Where its rows lie in their sequence.
+    fn positions(&self) -> Range<usize> {
+        self.state.tokens..self.state.tokens + self.rows.len()
     }
 }
 
-/// One layer: mixer and feed-forward network, each behind a norm and added to the residual stream.
+/// The residual stream after the last layer, one row a token, where it was computed.
 #[derive(Debug)]
-pub(crate) struct Layer {
-    pub(crate) mixer_norm: Vec<f32>,
-    pub(crate) mixer: Mixer,
-    pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) mlp: FeedForward,
+pub(crate) enum Stream {
+    /// In memory.
+    Host(Rows),
+    /// On the tensor library's device.
+    Tensors(Tensor),
 }
 
 /// A transformer with its weights.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) config: NetworkConfig,
-    pub(crate) embedding: Linear,
-    pub(crate) layers: Vec<Layer>,
-    pub(crate) norm: Vec<f32>,
-    pub(crate) head: Linear,
-    pub(crate) rope: Rope,
+    /// Looked up by the processor, wherever the layers are: a token's row is all that is read of it.
+    embedding: Linear,
+    layers: Layers,
+}
+
+/// What computes the layers.
+#[derive(Debug)]
+enum Layers {
+    Host(HostNetwork),
+    Tensors(TensorNetwork),
 }
 
 impl Network {
+    /// A network that the processor computes.
+    pub(crate) fn new(config: NetworkConfig, embedding: Linear, layers: HostNetwork) -> Self {
+        Self {
+            config,
+            embedding,
+            layers: Layers::Host(layers),
+        }
+    }
+
+    /// The same network, computed by the tensor library on `device`.
+    pub(crate) fn on(&self, device: ComputeDevice) -> Result<Self, DeviceError> {
+        let Layers::Host(host) = &self.layers else {
+            return Err(DeviceError::Moved);
+        };
+        if self.config.window.is_some() {
+            return Err(DeviceError::Window);
+        }
+        let network = Self {
+            config: self.config.clone(),
+            embedding: self.embedding.clone(),
+            layers: Layers::Tensors(TensorNetwork::new(host, device)?),
+        };
+        network.try_out(device)?;
+        Ok(network)
+    }
+
+    /// Runs a few tokens, so that a device that does not work shows before it serves, and its kernels are loaded when the
+    /// first measurement is taken.
+    fn try_out(&self, device: ComputeDevice) -> Result<(), DeviceError> {
+        let mut state = self.fresh_state();
+        let mut watch = |_: usize, _: &LayerState| ControlFlow::Continue(());
+        let ran = self
+            .run(&[0, 0], &mut state, &mut watch)
+            .and_then(|_| self.step(self.embed(&[0]), vec![&mut state], &mut watch));
+        match ran {
+            Ok(_) => Ok(()),
+            Err(ForwardError::Device(source)) => Err(DeviceError::Unusable { device, source }),
+            Err(other) => {
+                let source = Box::new(candle_core::Error::wrap(other));
+                Err(DeviceError::Unusable { device, source })
+            }
+        }
+    }
+
     /// What each layer keeps, in order.
     pub(crate) fn layer_kv(&self) -> Vec<LayerKv> {
-        let kv = |layer: &Layer| match &layer.mixer {
-            Mixer::Attention(attention) => attention.kv(),
-            Mixer::DeltaNet(delta) => delta.kv(),
-            Mixer::ShortConv(conv) => conv.kv(),
-        };
-        self.layers.iter().map(kv).collect()
+        match &self.layers {
+            Layers::Host(host) => host.layer_kv(),
+            Layers::Tensors(tensors) => tensors.layer_kv(),
+        }
     }
 
     /// The state before the first token.
     pub(crate) fn fresh_state(&self) -> SequenceState {
-        SequenceState::new(&self.layer_kv(), self.config.window)
+        match &self.layers {
+            Layers::Host(host) => SequenceState::new(&host.layer_kv(), self.config.window),
+            Layers::Tensors(tensors) => tensors.fresh_state(),
+        }
     }
 
     /// Runs `tokens`, which follow those already in `state`, and returns the residual stream after the last layer.
@@ -113,14 +152,18 @@ impl Network {
         tokens: &[u32],
         state: &mut SequenceState,
         observe: &mut Observer<'_>,
-    ) -> Result<Rows, ForwardError> {
+    ) -> Result<Stream, ForwardError> {
         let rows = 0..tokens.len();
-        on_all_threads(|| self.pass(self.embed(tokens), &mut [Part { rows, state }], observe))
+        let (inputs, parts) = (self.embed(tokens), &mut [Part { rows, state }]);
+        match &self.layers {
+            Layers::Host(host) => host.pass(inputs, parts, observe).map(Stream::Host),
+            Layers::Tensors(tensors) => tensors.run(&inputs, parts, observe).map(Stream::Tensors),
+        }
     }
 
     /// Runs one token of each of several sequences, given by its embedding, and returns the logits after each. What one
-    /// sequence gets does not depend on the others. `observe` sees each layer's state of each sequence, and may stop the
-    /// pass; the states are then unusable.
+    /// sequence gets does not depend on the others, where the crate's own kernels compute. `observe` sees each layer's
+    /// state of each sequence, and may stop the pass; the states are then unusable.
     pub(crate) fn step(
         &self,
         inputs: Rows,
@@ -132,15 +175,22 @@ impl Network {
             state,
         };
         let mut parts: Vec<Part<'_>> = states.into_iter().enumerate().map(part).collect();
-        on_all_threads(|| {
-            let stream = self.pass(inputs, &mut parts, observe)?;
-            Ok(self.head.forward(&self.normed(&stream, &self.norm)))
-        })
+        match &self.layers {
+            Layers::Host(host) => {
+                let stream = host.pass(inputs, &mut parts, observe)?;
+                Ok(host.logits(&stream))
+            }
+            Layers::Tensors(tensors) => tensors.step(&inputs, &mut parts, observe),
+        }
     }
 
-    /// The logits of every row of the residual stream.
-    pub(crate) fn logits(&self, stream: &Rows) -> Rows {
-        on_all_threads(|| self.head.forward(&self.normed(stream, &self.norm)))
+    /// The logits of every row of a residual stream that this network computed.
+    pub(crate) fn logits(&self, stream: &Stream) -> Result<Rows, ForwardError> {
+        match (&self.layers, stream) {
+            (Layers::Host(host), Stream::Host(rows)) => Ok(host.logits(rows)),
+            (Layers::Tensors(tensors), Stream::Tensors(rows)) => Ok(tensors.logits(rows)?),
+            _ => Err(ForwardError::State(0)),
+        }
     }
 
     /// The rows that tokens enter the first layer as.
@@ -154,83 +204,4 @@ impl Network {
         }
         Rows::new(values, self.config.hidden)
     }
-
-    /// All layers, over the rows of several sequences.
-    fn pass(
-        &self,
-        mut stream: Rows,
-        parts: &mut [Part<'_>],
-        observe: &mut Observer<'_>,
-    ) -> Result<Rows, ForwardError> {
-        let positions = parts.iter().flat_map(|part| {
-            part.rows
-                .clone()
-                .map(|row| part.state.tokens + row - part.rows.start)
-        });
-        let rotation = self.rope.at(positions);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let input = self.normed(&stream, &layer.mixer_norm);
-            stream.add(&mix(index, layer, &input, &rotation, parts)?);
-            for part in &*parts {
-                if observe(index, &part.state.layers[index]).is_break() {
-                    return Err(ForwardError::Cancelled);
-                }
-            }
-            let input = self.normed(&stream, &layer.mlp_norm);
-            stream.add(&layer.mlp.forward(&input));
-        }
-        for part in parts {
-            part.state.tokens += part.rows.len();
-        }
-        Ok(stream)
-    }
-
-    fn normed(&self, stream: &Rows, weight: &[f32]) -> Rows {
-        let mut out = stream.clone();
-        for row in out.rows_mut() {
-            rms_norm(row, weight, self.config.norm_epsilon);
-        }
-        out
-    }
-}
-
-/// The mixer of layer number `index`, each sequence's rows with its own state.
-fn mix(
-    index: usize,
-    layer: &Layer,
-    input: &Rows,
-    rotation: &Rotation,
-    parts: &mut [Part<'_>],
-) -> Result<Rows, ForwardError> {
-    let kept = parts.iter_mut().map(|part| {
-        let state = &mut part.state.layers[index];
-        (part.rows.clone(), state)
-    });
-    match &layer.mixer {
-        Mixer::Attention(attention) => {
-            let own = kept.map(|(rows, state)| match state {
-                LayerState::Attention(state) => Ok((rows, state)),
-                LayerState::Recurrent(_) => Err(ForwardError::State(index)),
-            });
-            let mut states = own.collect::<Result<Vec<_>, _>>()?;
-            Ok(attention.forward(input, rotation, &mut states))
-        }
-        Mixer::DeltaNet(_) | Mixer::ShortConv(_) => {
-            let own = kept.map(|(rows, state)| match state {
-                LayerState::Recurrent(state) => Ok((rows, state)),
-                LayerState::Attention(_) => Err(ForwardError::State(index)),
-            });
-            let mut states = own.collect::<Result<Vec<_>, _>>()?;
-            match &layer.mixer {
-                Mixer::ShortConv(conv) => Ok(conv.forward(input, &mut states)),
-                Mixer::DeltaNet(delta) => Ok(delta.forward(input, &mut states)),
-                Mixer::Attention(_) => Err(ForwardError::State(index)),
-            }
-        }
-    }
-}
-
-/// Runs `work` on a thread of the pool: from outside, each product would put this thread to sleep and wake another.
-fn on_all_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    rayon::scope(|_| work())
 }

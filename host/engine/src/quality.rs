@@ -145,13 +145,13 @@ fn carried(
     let (mut to, mut crossed) = (network.fresh_state(), 0);
     for (index, (from_layer, layer)) in (0u16..).zip(from.layers.iter().zip(&mut to.layers)) {
         match from_layer {
-            LayerState::Recurrent(state) => layer.restore(0, &state.piece()),
+            LayerState::Recurrent(state) => layer.restore(0, &state.piece()?),
             LayerState::Attention(state) => {
                 let mut start = 0;
                 while start < from.tokens {
                     let tokens = next_piece(start, from.tokens);
                     let id = piece_id(index, start as u32, Tokens(tokens.len() as u32));
-                    let (piece, bytes) = mode.carry(layout, &id, state.piece(tokens.clone()))?;
+                    let (piece, bytes) = mode.carry(layout, &id, state.piece(tokens.clone())?)?;
                     crossed += bytes;
                     layer.restore(start, &piece);
                     start = tokens.end;
@@ -178,7 +178,7 @@ fn continued(network: &Network, mut state: SequenceState, rest: &[u32]) -> Resul
         let done = state.tokens - begun;
         let piece = next_piece(state.tokens, begun + rest.len()).len();
         let stream = network.run(&rest[done..done + piece], &mut state, &mut never_stop)?;
-        let logits = network.logits(&stream);
+        let logits = network.logits(&stream)?;
         let nexts = rest[done + 1..].iter();
         guesses.extend(logits.rows().zip(nexts).map(|(row, next)| Guess::of(row, *next)));
     }

@@ -5,13 +5,14 @@ use super::cache::{Computed, Names};
 use super::decode::{keep_blocks, unpack};
 use super::prefill::recurrent_pieces;
 use crate::BLOCK_TOKENS;
+use crate::network::ForwardError;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
 use portolan_base::kv::LayerKv;
 use portolan_base::{BlockId, TenantKey, Tokens};
 use portolan_kv::BlockKv;
 use portolan_ports::kvset::piece_id;
-use portolan_ports::{HeldPrefix, KeepJob, KvPiece};
+use portolan_ports::{EngineError, HeldPrefix, KeepJob, KvPiece};
 use std::ops::Range;
 
 /// The longest usable prefix with everything that going on from it needs.
@@ -43,22 +44,30 @@ pub(super) fn keep(shared: &Shared, job: &KeepJob) -> Tokens {
     let since = past.map_or_else(|| shared.cache.epoch(), |past| past.since);
     let names = Names::of(&job.key, &job.tokens, &job.about, since);
     let state = unpack(shared, &job.kv);
-    keep_blocks(shared, &names, &state);
-    if shared.description.layout.is_hybrid() {
-        let last = count - BLOCK_TOKENS..count;
-        let kv = BlockKv {
-            attention: attention_pieces(&state, last.start as usize..last.end as usize),
-            snapshot: Some(recurrent_pieces(&state)),
-        };
-        let rebuild = shared.meter.prefill_time(BLOCK_TOKENS as usize);
-        shared
-            .cache
-            .store(&names, names.len() - 1, Computed { kv, rebuild });
+    if let Err(error) = keep_state(shared, &names, &state) {
+        tracing::warn!(instance = %shared.description.instance, %error, "KV that was handed over is not kept");
+        return Tokens(0);
     }
     Tokens(shared.cache.lease(&names).len as u32 * BLOCK_TOKENS)
 }
 
-fn attention_pieces(state: &SequenceState, tokens: Range<usize>) -> Vec<Bytes> {
+fn keep_state(shared: &Shared, names: &Names, state: &SequenceState) -> Result<(), EngineError> {
+    keep_blocks(shared, names, state)?;
+    if shared.description.layout.is_hybrid() {
+        let last = state.tokens - BLOCK_TOKENS as usize..state.tokens;
+        let kv = BlockKv {
+            attention: attention_pieces(state, last)?,
+            snapshot: Some(recurrent_pieces(state)?),
+        };
+        let rebuild = shared.meter.prefill_time(BLOCK_TOKENS as usize);
+        shared
+            .cache
+            .store(names, names.len() - 1, Computed { kv, rebuild });
+    }
+    Ok(())
+}
+
+fn attention_pieces(state: &SequenceState, tokens: Range<usize>) -> Result<Vec<Bytes>, ForwardError> {
     let piece = |layer: &LayerState| match layer {
         LayerState::Attention(state) => Some(state.piece(tokens.clone())),
         LayerState::Recurrent(_) => None,

@@ -180,7 +180,7 @@ impl DecodeRun {
         if reusable && self.job.retention == Retention::Keep {
             let since = past.map_or_else(|| shared.cache.epoch(), |past| past.since);
             let names = Names::of(&self.job.key, before, &self.job.about, since);
-            keep_blocks(shared, &names, &state);
+            keep_blocks(shared, &names, &state)?;
         }
         let wanted = Wanted {
             sampling: self.job.sampling.clone(),
@@ -244,7 +244,7 @@ pub(super) fn unpack(shared: &Shared, kv: &KvSet) -> SequenceState {
 
 /// Keeps the blocks that the pool lacks. They are copied: a received piece may be a slice of a larger buffer, which
 /// it would keep alive beyond the pool's budget.
-pub(super) fn keep_blocks(shared: &Shared, names: &Names, state: &SequenceState) {
+pub(super) fn keep_blocks(shared: &Shared, names: &Names, state: &SequenceState) -> Result<(), EngineError> {
     let block = BLOCK_TOKENS as usize;
     let rebuild = shared.meter.prefill_time(block);
     let held = shared.cache.lease(names);
@@ -255,7 +255,7 @@ pub(super) fn keep_blocks(shared: &Shared, names: &Names, state: &SequenceState)
             LayerState::Attention(state) if state.holds(&tokens) => Some(state.piece(tokens.clone())),
             LayerState::Attention(_) | LayerState::Recurrent(_) => None,
         };
-        let attention: Vec<_> = state.layers.iter().filter_map(piece).collect();
+        let attention: Vec<_> = state.layers.iter().filter_map(piece).collect::<Result<_, _>>()?;
         // A window leaves the KV of some blocks out.
         if attention.is_empty() {
             continue;
@@ -269,4 +269,5 @@ pub(super) fn keep_blocks(shared: &Shared, names: &Names, state: &SequenceState)
         };
         shared.cache.store(names, index, computed);
     }
+    Ok(())
 }

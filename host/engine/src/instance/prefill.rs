@@ -5,6 +5,7 @@ use super::cache::{Computed, Names};
 use super::meter::{Meter, QueuedPrefill};
 use crate::BLOCK_TOKENS;
 use crate::generate::next_piece;
+use crate::network::ForwardError;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
 use portolan_base::{TenantKey, Tokens};
@@ -151,9 +152,16 @@ impl PrefillRun {
         let range = next_piece(running.state.tokens, self.job.tokens.len());
         let began = Instant::now();
         let mut attention = Vec::new();
+        let mut lost = None;
         let mut observe = |layer: usize, state: &LayerState| {
             if let LayerState::Attention(state) = state {
-                let bytes = state.piece(range.clone());
+                let bytes = match state.piece(range.clone()) {
+                    Ok(bytes) => bytes,
+                    Err(error) => {
+                        lost = Some(error);
+                        return ControlFlow::Break(());
+                    }
+                };
                 attention.push(bytes.clone());
                 self.send_attention(shared, layer, &range, bytes)?;
             }
@@ -164,10 +172,12 @@ impl PrefillRun {
             }
         };
         let tokens = &self.job.tokens[range.clone()];
-        shared
-            .model
-            .network
-            .run(tokens, &mut running.state, &mut observe)?;
+        let network = &shared.model.network;
+        let ran = network.run(tokens, &mut running.state, &mut observe);
+        if let Some(error) = lost {
+            return Err(error.into());
+        }
+        ran?;
         let took = began.elapsed();
         shared.meter.prefilled(tokens.len(), took);
         running.computing += took;
@@ -175,7 +185,7 @@ impl PrefillRun {
         if range.len() == BLOCK_TOKENS as usize && self.job.retention == Retention::Keep {
             let index = range.start / BLOCK_TOKENS as usize;
             let wanted = shared.cache.wants_snapshot(&running.names, index);
-            let snapshot = wanted.then(|| recurrent_pieces(&running.state));
+            let snapshot = wanted.then(|| recurrent_pieces(&running.state)).transpose()?;
             let computed = Computed {
                 kv: BlockKv { attention, snapshot },
                 rebuild: took,
@@ -213,11 +223,9 @@ impl PrefillRun {
         for (layer, kept) in (0u16..).zip(&state.layers) {
             if let LayerState::Recurrent(kept) = kept {
                 let id = piece_id(layer, state.tokens as u32, Tokens(0));
+                let bytes = kept.piece()?;
                 self.pieces
-                    .send(KvPiece {
-                        id,
-                        bytes: kept.piece(),
-                    })
+                    .send(KvPiece { id, bytes })
                     .map_err(|_| EngineError::Cancelled)?;
             }
         }
@@ -225,7 +233,7 @@ impl PrefillRun {
     }
 }
 
-pub(super) fn recurrent_pieces(state: &SequenceState) -> Vec<Bytes> {
+pub(super) fn recurrent_pieces(state: &SequenceState) -> Result<Vec<Bytes>, ForwardError> {
     let piece = |layer: &LayerState| match layer {
         LayerState::Recurrent(state) => Some(state.piece()),
         LayerState::Attention(_) => None,

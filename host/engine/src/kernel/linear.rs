@@ -27,8 +27,19 @@ impl Linear {
         })
     }
 
-    fn outputs(&self) -> usize {
+    pub(crate) fn outputs(&self) -> usize {
         self.weights.len() / self.inputs
+    }
+
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// The whole matrix, row-major.
+    pub(crate) fn floats(&self) -> Vec<f32> {
+        let mut scratch = Vec::new();
+        let floats = self.weights.floats(0, self.weights.len(), &mut scratch);
+        floats.to_vec()
     }
 
     /// `x · Wᵀ`. A row's values do not depend on what other rows are computed with it.

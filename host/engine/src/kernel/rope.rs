@@ -34,6 +34,11 @@ impl Rope {
         }
     }
 
+    /// How many values of a head are rotated, and in which pairs.
+    pub(crate) fn shape(&self) -> (usize, RopePairs) {
+        (2 * self.frequencies.len(), self.pairs)
+    }
+
     /// The rotation of these positions, one a row.
     pub(crate) fn at(&self, positions: impl IntoIterator<Item = usize>) -> Rotation {
         let angles = positions
@@ -53,6 +58,11 @@ impl Rope {
 }
 
 impl Rotation {
+    /// Sine and cosine of each pair of values of each row.
+    pub(crate) fn angles(&self) -> &[(f32, f32)] {
+        &self.angles
+    }
+
     /// Rotates one head of the row at `index`.
     pub(crate) fn apply(&self, index: usize, head: &mut [f32]) {
         for (i, (sin, cos)) in self.angles[index * self.half..][..self.half].iter().enumerate() {

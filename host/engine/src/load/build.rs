@@ -5,16 +5,17 @@ use super::weights::Weights;
 use crate::kernel::linear::Linear;
 use crate::kernel::rope::Rope;
 use crate::kernel::weights::Weights as Matrix;
+use crate::network::Network;
 use crate::network::attention::Attention;
 use crate::network::config::{
     AttentionConfig, DeltaNetConfig, DeltaNetFile, ExpertsConfig, LayerKind, NetworkConfig, NormWeight,
     OutputGate, OutputHead, QkNorm, TensorNames,
 };
 use crate::network::delta_net::DeltaNet;
-use crate::network::experts::Experts;
+use crate::network::experts::{Experts, Picking};
+use crate::network::host::{FeedForward, HostNetwork, Layer, Mixer};
 use crate::network::mlp::Mlp;
 use crate::network::short_conv::ShortConv;
-use crate::network::{FeedForward, Layer, Mixer, Network};
 use std::ops::Range;
 use std::path::Path;
 
@@ -56,14 +57,15 @@ pub(super) fn build(path: &Path, config: NetworkConfig, weights: &dyn Weights) -
         config.hidden,
     )?;
     let rope = Rope::new(config.rope.theta, config.rope.width, config.rope.pairs);
-    Ok(Network {
-        embedding,
+    let norm_epsilon = config.norm_epsilon;
+    let layers = HostNetwork {
         layers,
         norm,
+        norm_epsilon,
         head,
         rope,
-        config,
-    })
+    };
+    Ok(Network::new(config, embedding, layers))
 }
 
 struct Builder<'a> {
@@ -153,8 +155,10 @@ impl Builder<'_> {
         Ok(Experts {
             router: self.linear(&format!("{at}gate.weight"), config.count, hidden)?,
             experts: (0..config.count).map(expert).collect::<Result<_, _>>()?,
-            per_token: config.per_token,
-            weights: config.weights,
+            picking: Picking {
+                per_token: config.per_token,
+                weights: config.weights,
+            },
             shared: self.mlp(&format!("{at}shared_expert."), config.shared_intermediate)?,
             shared_gate: self.linear(&format!("{at}shared_expert_gate.weight"), 1, hidden)?,
         })

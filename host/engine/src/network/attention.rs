@@ -1,7 +1,7 @@
 //! Grouped-query attention: dense Qwen3 and Llama, and the gated form of Qwen3.5.
 
 use super::config::{AttentionConfig, OutputGate};
-use super::state::AttentionState;
+use super::state::HostKv;
 use crate::kernel::attend::{View, attend};
 use crate::kernel::linear::{Linear, forward_all};
 use crate::kernel::rope::Rotation;
@@ -38,7 +38,7 @@ impl Attention {
         &self,
         x: &Rows,
         rotation: &Rotation,
-        states: &mut [(Range<usize>, &mut AttentionState)],
+        states: &mut [(Range<usize>, &mut HostKv)],
     ) -> Rows {
         let [queries, mut keys, values] = forward_all([&self.query, &self.key, &self.value], x);
         let (mut queries, gate) = self.split_gate(queries);

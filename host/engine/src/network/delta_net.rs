@@ -2,7 +2,7 @@
 //! reads.
 
 use super::config::DeltaNetConfig;
-use super::state::RecurrentState;
+use super::state::HostRecurrent;
 use crate::kernel::delta_rule::{DeltaInput, convolve, delta_step};
 use crate::kernel::linear::{Linear, forward_all};
 use crate::kernel::{Rows, l2_norm, rms_norm, sigmoid, silu, softplus};
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Added to the squared length of a query or key before its root is taken; the reference implementation's value.
-const L2_EPSILON: f32 = 1e-6;
+pub(crate) const L2_EPSILON: f32 = 1e-6;
 
 /// One recurrent layer's weights.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl DeltaNet {
     }
 
     /// Runs the rows of `x` through the states of the sequences whose they are, in order.
-    pub(crate) fn forward(&self, x: &Rows, states: &mut [(Range<usize>, &mut RecurrentState)]) -> Rows {
+    pub(crate) fn forward(&self, x: &Rows, states: &mut [(Range<usize>, &mut HostRecurrent)]) -> Rows {
         let [qkv, gate, beta, decay] = forward_all([&self.qkv, &self.gate, &self.beta, &self.decay], x);
         let value_dim = self.config.value_dim;
         let mut heads = Rows::new(Vec::with_capacity(gate.values().len()), gate.width());

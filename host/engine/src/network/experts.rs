@@ -11,12 +11,18 @@ pub(crate) struct Experts {
     /// `[experts, hidden]`.
     pub(crate) router: Linear,
     pub(crate) experts: Vec<Mlp>,
-    /// Experts a token goes through.
-    pub(crate) per_token: usize,
-    pub(crate) weights: ExpertWeights,
+    pub(crate) picking: Picking,
     pub(crate) shared: Mlp,
     /// `[1, hidden]`: how much of the shared one counts.
     pub(crate) shared_gate: Linear,
+}
+
+/// How a router's scores pick experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Picking {
+    /// Experts a token goes through.
+    pub(crate) per_token: usize,
+    pub(crate) weights: ExpertWeights,
 }
 
 /// What the answers of a token's experts are multiplied by.
@@ -32,7 +38,7 @@ impl Experts {
     /// Adds up a token's experts in the order of their numbers, so that its value does not depend on the other tokens.
     pub(crate) fn forward(&self, x: &Rows) -> Rows {
         let mut out = Rows::zeros(x.len(), x.width());
-        let picked = self.pick(x);
+        let picked = self.picking.of_each(self.router.forward(x));
         for (number, expert) in self.experts.iter().enumerate() {
             let own: Vec<(usize, f32)> = (0..x.len())
                 .filter_map(|row| {
@@ -58,10 +64,11 @@ impl Experts {
         }
         out
     }
+}
 
+impl Picking {
     /// Each token's experts with what they count; the first of equals.
-    fn pick(&self, x: &Rows) -> Vec<Vec<(usize, f32)>> {
-        let mut scores = self.router.forward(x);
+    pub(crate) fn of_each(self, mut scores: Rows) -> Vec<Vec<(usize, f32)>> {
         let pick = |row: &mut [f32]| {
             softmax(row);
             let mut order: Vec<(usize, f32)> = row.iter().copied().enumerate().collect();

@@ -1,6 +1,6 @@
 //! The short convolution of LFM2: each channel is a weighted sum of its last few inputs, gated before and after.
 
-use super::state::RecurrentState;
+use super::state::HostRecurrent;
 use crate::kernel::Rows;
 use crate::kernel::delta_rule::convolve;
 use crate::kernel::linear::Linear;
@@ -31,7 +31,7 @@ impl ShortConv {
     }
 
     /// Runs the rows of `x` through the states of the sequences whose they are, in order.
-    pub(crate) fn forward(&self, x: &Rows, states: &mut [(Range<usize>, &mut RecurrentState)]) -> Rows {
+    pub(crate) fn forward(&self, x: &Rows, states: &mut [(Range<usize>, &mut HostRecurrent)]) -> Rows {
         let projected = self.input.forward(x);
         let mut out = Rows::zeros(x.len(), self.channels);
         let mut gated = vec![0.0; self.channels];

@@ -1,5 +1,7 @@
 //! The KV of one sequence, and its form as bytes.
 
+use super::ForwardError;
+use super::tensors::{TensorKv, TensorRecurrent};
 use crate::BLOCK_TOKENS;
 use crate::kernel::Rows;
 use crate::kernel::attend::{Gap, KeysValues};
@@ -9,14 +11,14 @@ use portolan_kv::wiped;
 use std::ops::Range;
 
 /// State of every layer after a number of tokens.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct SequenceState {
     pub(crate) layers: Vec<LayerState>,
     pub(crate) tokens: usize,
 }
 
 /// State of one layer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum LayerState {
     /// Keys and values.
     Attention(AttentionState),
@@ -24,10 +26,19 @@ pub(crate) enum LayerState {
     Recurrent(RecurrentState),
 }
 
-/// Keys and values so far, `[tokens, head_dim]` for each key/value head. Where attention has a window, those that no
-/// later token sees are dropped, block by block.
+/// Keys and values so far, where they are computed with.
+#[derive(Debug)]
+pub(crate) enum AttentionState {
+    /// In memory.
+    Host(HostKv),
+    /// On the tensor library's device.
+    Tensors(TensorKv),
+}
+
+/// Keys and values, `[tokens, head_dim]` for each key/value head. Where attention has a window, those that no later
+/// token sees are dropped, block by block.
 #[derive(Clone, Debug)]
-pub(crate) struct AttentionState {
+pub(crate) struct HostKv {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
     head_dim: usize,
@@ -35,9 +46,18 @@ pub(crate) struct AttentionState {
     window: Option<KvWindow>,
 }
 
+/// A state of fixed size, where it is computed with.
+#[derive(Debug)]
+pub(crate) enum RecurrentState {
+    /// In memory.
+    Host(HostRecurrent),
+    /// On the tensor library's device.
+    Tensors(TensorRecurrent),
+}
+
 /// The last inputs of the convolution, and the memory of each head.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RecurrentState {
+pub(crate) struct HostRecurrent {
     /// `[channels, width]`, the newest input last.
     pub(crate) conv: Vec<f32>,
     /// `[heads, key_dim, value_dim]`.
@@ -60,13 +80,13 @@ impl LayerState {
         match *kind {
             LayerKv::FullAttention { kv_heads, head_dim } => {
                 let empty = vec![Vec::new(); kv_heads as usize];
-                Self::Attention(AttentionState {
+                Self::Attention(AttentionState::Host(HostKv {
                     keys: empty.clone(),
                     values: empty,
                     head_dim: head_dim as usize,
                     gap: Gap::default(),
                     window,
-                })
+                }))
             }
             LayerKv::Recurrent {
                 conv_channels,
@@ -77,7 +97,7 @@ impl LayerState {
             } => {
                 let conv = vec![0.0; conv_channels as usize * conv_width as usize];
                 let memory = vec![0.0; heads as usize * key_dim as usize * value_dim as usize];
-                Self::Recurrent(RecurrentState { conv, memory })
+                Self::Recurrent(RecurrentState::Host(HostRecurrent { conv, memory }))
             }
         }
     }
@@ -86,27 +106,56 @@ impl LayerState {
     /// recurrent state is replaced. Attention pieces come in ascending order; one gap may lie between them.
     pub(crate) fn restore(&mut self, start: usize, piece: &[u8]) {
         match self {
-            Self::Attention(state) => state.restore(start, piece),
-            Self::Recurrent(state) => state.restore(piece),
+            Self::Attention(AttentionState::Host(state)) => state.restore(start, piece),
+            Self::Attention(AttentionState::Tensors(state)) => state.restore(start, piece),
+            Self::Recurrent(RecurrentState::Host(state)) => state.restore(piece),
+            Self::Recurrent(RecurrentState::Tensors(state)) => state.restore(piece),
         }
     }
 }
 
 impl AttentionState {
+    /// Bytes of the keys and values that are there.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Host(kv) => kv.bytes(),
+            Self::Tensors(kv) => kv.bytes(),
+        }
+    }
+
+    /// Whether all of these tokens are there.
+    pub(crate) fn holds(&self, tokens: &Range<usize>) -> bool {
+        match self {
+            Self::Host(kv) => kv.holds(tokens),
+            Self::Tensors(kv) => kv.holds(tokens),
+        }
+    }
+
+    /// Keys and values of a token range that is there, `[2, kv_heads, tokens, head_dim]`.
+    ///
+    /// # Errors
+    /// When the device does not give them.
+    pub(crate) fn piece(&self, tokens: Range<usize>) -> Result<Bytes, ForwardError> {
+        match self {
+            Self::Host(kv) => Ok(kv.piece(tokens)),
+            Self::Tensors(kv) => Ok(kv.piece(tokens)?),
+        }
+    }
+}
+
+impl HostKv {
     /// The position of the next token.
     pub(crate) fn tokens(&self) -> usize {
         let there = self.keys.first().map_or(0, |keys| keys.len() / self.head_dim);
         there + self.gap.len
     }
 
-    /// Bytes of the keys and values that are there.
-    pub(crate) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         let heads = self.keys.iter().chain(&self.values);
         heads.map(|head| size_of_val(head.as_slice()) as u64).sum()
     }
 
-    /// Whether all of these tokens are there.
-    pub(crate) fn holds(&self, tokens: &Range<usize>) -> bool {
+    fn holds(&self, tokens: &Range<usize>) -> bool {
         let gap = self.gap;
         let before = tokens.end <= gap.start || gap.len == 0;
         tokens.end <= self.tokens() && (before || tokens.start >= gap.start + gap.len)
@@ -155,7 +204,7 @@ impl AttentionState {
     }
 
     /// Keys and values of a token range that is there, `[2, kv_heads, tokens, head_dim]`.
-    pub(crate) fn piece(&self, tokens: Range<usize>) -> Bytes {
+    fn piece(&self, tokens: Range<usize>) -> Bytes {
         let start = self.gap.place(tokens.start);
         let range = start * self.head_dim..(start + tokens.len()) * self.head_dim;
         to_bytes(
@@ -184,7 +233,19 @@ impl AttentionState {
 
 impl RecurrentState {
     /// The whole state.
-    pub(crate) fn piece(&self) -> Bytes {
+    ///
+    /// # Errors
+    /// When the device does not give it.
+    pub(crate) fn piece(&self) -> Result<Bytes, ForwardError> {
+        match self {
+            Self::Host(state) => Ok(state.piece()),
+            Self::Tensors(state) => Ok(state.piece()?),
+        }
+    }
+}
+
+impl HostRecurrent {
+    fn piece(&self) -> Bytes {
         to_bytes([self.conv.as_slice(), &self.memory])
     }
 
@@ -195,13 +256,13 @@ impl RecurrentState {
     }
 }
 
-fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+pub(super) fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes
         .chunks_exact(4)
         .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-fn to_bytes<'a>(parts: impl IntoIterator<Item = &'a [f32]>) -> Bytes {
+pub(super) fn to_bytes<'a>(parts: impl IntoIterator<Item = &'a [f32]>) -> Bytes {
     let mut out = Vec::new();
     for part in parts {
         out.reserve(size_of_val(part));
@@ -225,7 +286,7 @@ mod tests {
             },
             None,
         );
-        let LayerState::Attention(state) = &mut layer else {
+        let LayerState::Attention(AttentionState::Host(state)) = &mut layer else {
             panic!("an attention layer")
         };
         let (keys, values) = (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0, 7.0, 8.0]);
@@ -245,7 +306,7 @@ mod tests {
         );
         copy.restore(0, &first);
         copy.restore(1, &second);
-        let LayerState::Attention(copy) = copy else {
+        let LayerState::Attention(AttentionState::Host(copy)) = copy else {
             panic!("an attention layer")
         };
         assert_eq!((copy.tokens(), copy.piece(0..2)), (2, piece));
@@ -260,13 +321,13 @@ mod tests {
             key_dim: 1,
             value_dim: 2,
         };
-        let state = RecurrentState {
+        let state = HostRecurrent {
             conv: vec![1.0, 2.0],
             memory: vec![-0.0, 4.0],
         };
         let mut copy = LayerState::new(&kind, None);
         copy.restore(0, &state.piece());
-        let LayerState::Recurrent(copy) = copy else {
+        let LayerState::Recurrent(RecurrentState::Host(copy)) = copy else {
             panic!("a recurrent layer")
         };
         assert_eq!(copy.piece(), state.piece());
@@ -283,11 +344,11 @@ mod tests {
             sinks: 4,
         };
         let state = |window| match LayerState::new(&kind, window) {
-            LayerState::Attention(state) => state,
-            LayerState::Recurrent(_) => panic!("an attention layer"),
+            LayerState::Attention(AttentionState::Host(state)) => state,
+            other => panic!("an attention layer in memory, not {other:?}"),
         };
         let (mut narrow, mut all) = (state(Some(window)), state(None));
-        let add = |state: &mut AttentionState, tokens: Range<usize>| {
+        let add = |state: &mut HostKv, tokens: Range<usize>| {
             let rows = Rows::new(tokens.map(|t| t as f32).collect(), 1);
             state.append((&rows, &rows), 0..rows.len());
         };

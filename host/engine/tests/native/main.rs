@@ -1,6 +1,7 @@
 //! The native engine as its callers see it, held to the reference implementation's numbers.
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod device;
 mod gguf;
 mod jobs;
 mod loading;
