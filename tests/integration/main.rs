@@ -9,6 +9,7 @@ mod ahead;
 #[path = "../chaos/chaos.rs"]
 mod chaos;
 mod cold_start;
+mod devices;
 mod engines;
 mod fetch;
 mod fetch_abroad;

@@ -4,6 +4,7 @@ mod book;
 mod changing;
 mod common;
 mod compression;
+mod device;
 mod engine;
 mod fleet;
 mod invalidation;
@@ -261,6 +262,7 @@ impl Config {
         }
         let topology = self.topology()?;
         self.check_instances()?;
+        self.check_devices()?;
         self.check_encryption()?;
         self.check_links()?;
         self.check_nixl()?;

@@ -2,6 +2,7 @@
 //! Both are written out before the file's values are checked.
 
 use super::{Config, ConfigError};
+use portolan_engine::ComputeDevice;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,6 +14,9 @@ use std::num::NonZeroU32;
 pub struct ResourceClass {
     /// As an instance's.
     pub decode_slots: Option<u32>,
+    /// As an instance's.
+    #[schemars(with = "Option<super::schema::DeviceKey>")]
+    pub device: Option<ComputeDevice>,
     /// As an instance's.
     pub kv_pool_mib: Option<u64>,
     /// As an instance's.

@@ -39,6 +39,23 @@ impl JsonSchema for Address {
     }
 }
 
+/// What an instance computes with, as [`portolan_engine::ComputeDevice`] takes it.
+pub(super) struct DeviceKey;
+
+impl JsonSchema for DeviceKey {
+    fn schema_name() -> Cow<'static, str> {
+        "Device".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "device", "pattern": "^(cpu|cpu-tensors|cuda(:[0-9]+)?)$" })
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
 /// What an instance may be for.
 #[derive(JsonSchema)]
 #[schemars(rename_all = "lowercase")]

@@ -3,7 +3,7 @@
 use super::engine::serving;
 use super::{EngineKind, NixlSettings, ServerConfig, TiersConfig};
 use portolan_base::{Bytes, InstanceName, ModelName, Role, SiteName};
-use portolan_engine::CacheConfig;
+use portolan_engine::{CacheConfig, ComputeDevice};
 use portolan_fleet::{InstanceSpec, SiteSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,11 @@ pub struct InstanceConfig {
     /// Where an engine that is not ours is, and how it is started.
     #[serde(default)]
     pub server: Option<ServerConfig>,
+    /// What the native engine computes with: `cpu`, `cuda` (the first GPU) or `cuda:N`, or `cpu-tensors`
+    /// ([native-engine.md](native-engine.md#on-gpus)).
+    #[serde(default)]
+    #[schemars(with = "super::schema::DeviceKey")]
+    pub device: ComputeDevice,
     /// What it is for.
     #[serde(default = "both")]
     #[schemars(with = "super::schema::RoleKey")]

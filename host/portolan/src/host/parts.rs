@@ -8,7 +8,7 @@ use crate::config::{
     SimulatedWan,
 };
 use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
-use portolan_engine::{LoadError, LoadedModel, ModelFiles, load_model};
+use portolan_engine::{ComputeDevice, DeviceError, LoadError, LoadedModel, ModelFiles, load_model};
 use portolan_fleet::{OpenControlError, Topology, TopologyError};
 use portolan_gateway::PublicPrefixes;
 use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
@@ -21,7 +21,7 @@ use portolan_ports::{
 use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
 use portolan_transport::fault_proxy::{FaultPlan, FaultProxy};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +54,16 @@ pub enum HostError {
         model: ModelName,
         /// Why.
         source: LoadError,
+    },
+    /// A model cannot be computed where an instance is to compute it.
+    #[error("model {model} on `device: {device}`: {source}")]
+    Device {
+        /// Which model.
+        model: ModelName,
+        /// Where.
+        device: ComputeDevice,
+        /// Why.
+        source: DeviceError,
     },
     /// An engine instance does not start.
     #[error("instance {instance} at {site} does not start: {source}")]
@@ -158,6 +168,8 @@ pub(super) struct Shared {
 pub(super) struct Model {
     source: ModelSource,
     pub(super) version: u64,
+    /// The same weights wherever instances compute with them.
+    on: BTreeMap<ComputeDevice, Arc<LoadedModel>>,
 }
 
 /// How much of a model is in memory.
@@ -176,6 +188,16 @@ impl Model {
             ModelSource::Loaded(loaded) => Some(Arc::clone(loaded)),
             ModelSource::Files(_) => None,
         }
+    }
+
+    /// Its weights where an instance is to compute with them.
+    pub(super) fn on(&self, device: ComputeDevice) -> Option<Arc<LoadedModel>> {
+        self.on.get(&device).cloned()
+    }
+
+    /// All places that its weights are in for instances, in a fixed order.
+    pub(super) fn everywhere(&self) -> Vec<Arc<LoadedModel>> {
+        self.on.values().cloned().collect()
     }
 
     /// Its tokenizer and chat template.
@@ -374,26 +396,50 @@ pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, M
         let (name, version) = (model.name.clone(), model.version);
         let instances = config.sites_here().flat_map(|site| &site.instances);
         let of_it: Vec<_> = instances.filter(|instance| instance.model == name).collect();
-        let ours = of_it.is_empty() || of_it.iter().any(|instance| instance.engine == EngineKind::Native);
-        let load = move || -> Result<ModelSource, HostError> {
+        let native = of_it
+            .iter()
+            .filter(|instance| instance.engine == EngineKind::Native);
+        let devices: BTreeSet<ComputeDevice> = native.map(|instance| instance.device).collect();
+        let ours = of_it.is_empty() || !devices.is_empty();
+        let load = move || -> Result<Model, HostError> {
             let failed = |source| HostError::Model {
                 model: model.name.clone(),
                 source,
             };
             if !ours {
                 let files = ModelFiles::read(&model.path).map_err(failed)?;
-                return Ok(ModelSource::Files(Arc::new(files)));
+                return Ok(Model {
+                    source: ModelSource::Files(Arc::new(files)),
+                    version,
+                    on: BTreeMap::new(),
+                });
             }
             let loaded = load_model(&model.path).map_err(failed)?;
-            Ok(ModelSource::Loaded(Arc::new(match model.window {
+            let loaded = Arc::new(match model.window {
                 Some(window) => loaded.with_window(window),
                 None => loaded,
-            })))
+            });
+            let brought = devices.into_iter().map(|device| match loaded.on(device) {
+                Ok(there) => Ok((device, there)),
+                Err(source) => {
+                    let model = model.name.clone();
+                    Err(HostError::Device {
+                        model,
+                        device,
+                        source,
+                    })
+                }
+            });
+            Ok(Model {
+                on: brought.collect::<Result<_, _>>()?,
+                source: ModelSource::Loaded(loaded),
+                version,
+            })
         };
-        let source = tokio::task::spawn_blocking(load)
+        let model = tokio::task::spawn_blocking(load)
             .await
             .map_err(|e| HostError::Broken(e.to_string()))??;
-        models.insert(name, Model { source, version });
+        models.insert(name, model);
     }
     Ok(models)
 }

@@ -339,7 +339,9 @@ async fn start_engines(
             engines.insert(instance.name.clone(), engine);
             continue;
         }
-        let Some(loaded) = model.loaded() else { continue };
+        let Some(loaded) = model.on(instance.device) else {
+            continue;
+        };
         let start = InstanceConfig {
             name: instance.name.clone(),
             model: instance.model.clone(),

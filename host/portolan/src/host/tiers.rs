@@ -104,7 +104,8 @@ pub(super) async fn open(config: &SiteConfig, shared: &Shared) -> Result<SiteTie
         {
             // KV of engines that are not ours never comes here.
             let Some(loaded) = model.loaded() else { continue };
-            let disk = Arc::new(disk(config, shared, name, (loaded, model.version)).await?);
+            let computed = model.everywhere();
+            let disk = Arc::new(disk(config, shared, name, (loaded, computed, model.version)).await?);
             if let Some(gate) = residency::gate(config, shared) {
                 disk.guard(gate);
             }
@@ -118,13 +119,13 @@ pub(super) async fn open(config: &SiteConfig, shared: &Shared) -> Result<SiteTie
     })
 }
 
-/// Opens the disk tier of one model. Its realm is found by running the model, which takes as long as a prefill of a
-/// block.
+/// Opens the disk tier of one model. Its realm is found by running the model wherever instances do, which takes as long
+/// as a prefill of a block.
 async fn disk(
     config: &SiteConfig,
     shared: &Shared,
     name: &ModelName,
-    (loaded, version): (Arc<LoadedModel>, u64),
+    (loaded, computed, version): (Arc<LoadedModel>, Vec<Arc<LoadedModel>>, u64),
 ) -> Result<DiskTier, HostError> {
     let wanted = config.kv_tiers.clone();
     let root = wanted
@@ -140,9 +141,11 @@ async fn disk(
     );
     let opened = tokio::task::spawn_blocking(move || {
         let layout = loaded.layout(name.clone(), version);
-        let probe = loaded
-            .probe()
-            .map_err(|error| HostError::Broken(error.to_string()))?;
+        let probes = computed.iter().map(|model| model.probe());
+        let probe = probes
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| HostError::Broken(error.to_string()))?
+            .concat();
         let config = DiskConfig {
             folder,
             model: name,
