@@ -199,6 +199,8 @@ pub struct Site {
     pub prewarmed: Arc<PrewarmedPrompts<Prompts>>,
     /// Second tries that are left.
     pub retries: Mutex<RetryBudget>,
+    /// Invalidations that each tenant may give, in hand.
+    pub(crate) orders: Mutex<BTreeMap<TenantName, RetryBudget>>,
     /// Recent requests.
     pub records: RecordLog,
     /// How much each tenant's requests produce.
@@ -229,6 +231,14 @@ pub struct Site {
     pub(crate) shadow_permits: Arc<tokio::sync::Semaphore>,
 }
 
+/// Invalidations of one tenant: 50 at once, ten a second. A site remembers the last 1,024 of all tenants for what is under
+/// way, and a document that changes is one order.
+const ORDERS: RetryConfig = RetryConfig {
+    percent: 0,
+    reserve: 50,
+    refill: Duration::from_secs(5),
+};
+
 impl Site {
     /// Puts a site together.
     pub fn new(parts: SiteParts) -> Arc<Self> {
@@ -245,6 +255,7 @@ impl Site {
         Arc::new(Self {
             prewarmed: Arc::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
+            orders: Mutex::default(),
             parts,
             replication,
             ahead,
@@ -261,6 +272,16 @@ impl Site {
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
             shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),
         })
+    }
+
+    /// Whether a tenant may give an invalidation: each reaches every site, and stays in what they remember.
+    pub(crate) fn may_order(&self, tenant: &TenantName) -> bool {
+        let now = self.parts.clock.now();
+        let mut orders = self.orders.lock();
+        let left = orders
+            .entry(tenant.clone())
+            .or_insert_with(|| RetryBudget::new(ORDERS));
+        left.take(now)
     }
 
     /// Takes new requests from now on, or none.

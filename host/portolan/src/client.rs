@@ -181,10 +181,21 @@ impl Client {
         reader
             .read_to_string(&mut text)
             .map_err(|e| self.bad_answer(&e))?;
-        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        let read = serde_json::from_str(&text);
         if status.is_success() {
-            return Ok(Reply { request_id, body });
+            return match read {
+                Ok(body) => Ok(Reply { request_id, body }),
+                Err(_) if text.is_empty() => Ok(Reply {
+                    request_id,
+                    body: Value::Null,
+                }),
+                Err(_) => Err(ClientError::BadAnswer {
+                    server: self.server.clone(),
+                    detail: "it is no JSON; does something else than Portolan listen there?".to_owned(),
+                }),
+            };
         }
+        let body = read.unwrap_or(Value::String(text));
         let message = body
             .pointer("/error/message")
             .and_then(Value::as_str)

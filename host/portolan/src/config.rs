@@ -371,8 +371,14 @@ impl Config {
             return Err(ConfigError::value("operator_keys", "a key stands there twice"));
         }
         self.check_exact_classes()?;
+        let mut known = BTreeSet::new();
         for tenant in &self.tenants {
             let key = |field| format!("tenants.{}.{field}", tenant.name);
+            if !known.insert(&tenant.name) {
+                let problem =
+                    "the tenant stands there twice; write its keys and everything else in one place";
+                return Err(ConfigError::value(key("name"), problem));
+            }
             if tenant.keys.iter().any(|k| k.is_empty() || !keys.insert(k)) {
                 return Err(ConfigError::value(
                     key("keys"),

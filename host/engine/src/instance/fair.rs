@@ -36,8 +36,18 @@ impl<T> FairQueue<T> {
 
     /// Takes the first item of the tenant that has the least by `has`, the one whose turn comes first among equals.
     pub(crate) fn pop_of_least(&mut self, has: impl Fn(&TenantKey) -> usize) -> Option<(TenantKey, T)> {
-        let least = (0..self.tenants.len()).min_by_key(|&i| has(&self.tenants[i].0))?;
+        let least = self.least(has)?;
         self.pop_from(least)
+    }
+
+    /// The item that [`pop_of_least`](Self::pop_of_least) would take.
+    pub(crate) fn of_least(&self, has: impl Fn(&TenantKey) -> usize) -> Option<(&TenantKey, &T)> {
+        let (tenant, queue) = self.tenants.get(self.least(has)?)?;
+        queue.front().map(|item| (tenant, item))
+    }
+
+    fn least(&self, has: impl Fn(&TenantKey) -> usize) -> Option<usize> {
+        (0..self.tenants.len()).min_by_key(|&i| has(&self.tenants[i].0))
     }
 
     /// Puts an item that needs another turn back before the tenant's others.

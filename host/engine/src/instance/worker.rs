@@ -1,5 +1,6 @@
 //! The worker thread: continuous batching by turns. Each turn gives one token to every running sequence, then one
-//! piece to one prefill, so neither kind of work starves the other; tenants take turns, so neither does a tenant.
+//! piece to one prefill, so neither kind of work starves the other; tenants take turns, and one of which nothing runs gets
+//! a slot from the one that has the most, so neither does a tenant.
 
 use super::cache::EXPIRE_EVERY;
 use super::decode::{self, DecodeRun};
@@ -93,23 +94,52 @@ impl Worker {
         self.running.retain(|run| !run.is_cancelled());
     }
 
+    /// Lets those run that have a slot and room. A tenant of which nothing runs gets both from the one that has the most.
     fn admit(&mut self) {
-        let slots = self.shared.description.decode_slots as usize;
-        while self.running.len() < slots {
-            let running = &self.running;
-            let has = |tenant: &TenantKey| running.iter().filter(|run| run.tenant() == *tenant).count();
-            let Some((tenant, run)) = self.waiting.pop_of_least(has) else {
-                return;
-            };
-            let block = self.shared.description.layout.bytes_per_token().0 * u64::from(BLOCK_TOKENS);
-            let room = self.shared.running_kv.0.saturating_sub(self.kv_bytes());
-            // One that would be set aside in the next step again would be computed for nothing.
-            if !self.running.is_empty() && run.kv_bytes(&self.shared) + block > room {
-                self.waiting.put_back(tenant, run);
+        while let Some((tenant, run)) = self.waiting.of_least(|tenant| self.runs_of(tenant)) {
+            let has_slot = self.running.len() < self.shared.description.decode_slots as usize;
+            if has_slot && self.has_room(run) {
+                let next = self.waiting.pop_of_least(|tenant| runs_of(&self.running, tenant));
+                self.running.extend(next.map(|(_, run)| run));
+            } else if self.runs_of(tenant) > 0 || !self.make_way() {
                 return;
             }
-            self.running.push(run);
         }
+    }
+
+    fn runs_of(&self, tenant: &TenantKey) -> usize {
+        runs_of(&self.running, tenant)
+    }
+
+    /// Whether a sequence would not be set aside in the next step again: it would be computed for nothing.
+    fn has_room(&self, run: &DecodeRun) -> bool {
+        let block = self.shared.description.layout.bytes_per_token().0 * u64::from(BLOCK_TOKENS);
+        let room = self.shared.running_kv.0.saturating_sub(self.kv_bytes());
+        self.running.is_empty() || run.kv_bytes(&self.shared) + block <= room
+    }
+
+    /// Sets the latest sequence aside of the tenant that has the most. False when none has two.
+    fn make_way(&mut self) -> bool {
+        let most = self.running.iter().map(|run| self.runs_of(&run.tenant())).max();
+        let Some(most) = most.filter(|most| *most > 1) else {
+            return false;
+        };
+        let latest = self
+            .running
+            .iter()
+            .rposition(|run| self.runs_of(&run.tenant()) == most);
+        if let Some(latest) = latest {
+            let run = self.running.remove(latest);
+            self.put_aside(run);
+        }
+        true
+    }
+
+    fn put_aside(&mut self, mut run: DecodeRun) {
+        tracing::debug!(instance = %self.shared.description.instance, "a sequence waits; its KV is given up");
+        run.set_aside(&self.shared);
+        self.shared.meter.set_aside();
+        self.waiting.put_back(run.tenant(), run);
     }
 
     fn kv_bytes(&self) -> u64 {
@@ -119,11 +149,8 @@ impl Worker {
     /// Sets the latest sequences aside when the KV of all outgrows its memory. The oldest always goes on, so that all end.
     fn make_room(&mut self) {
         while self.running.len() > 1 && self.kv_bytes() > self.shared.running_kv.0 {
-            let Some(mut run) = self.running.pop() else { return };
-            tracing::debug!(instance = %self.shared.description.instance, "a sequence waits for room; its KV is given up");
-            run.set_aside(&self.shared);
-            self.shared.meter.set_aside();
-            self.waiting.put_back(run.tenant(), run);
+            let Some(run) = self.running.pop() else { return };
+            self.put_aside(run);
         }
     }
 
@@ -190,6 +217,10 @@ impl Worker {
             tracing::error!(instance = %self.shared.description.instance, %error, "a job failed");
         }
     }
+}
+
+fn runs_of(running: &[DecodeRun], tenant: &TenantKey) -> usize {
+    running.iter().filter(|run| run.tenant() == *tenant).count()
 }
 
 /// Runs one turn; a panic in it becomes an error of the job and does not reach the instance. The job's state is dropped

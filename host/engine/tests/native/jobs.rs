@@ -3,7 +3,7 @@
 use crate::support::{
     MODELS, answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start,
 };
-use portolan_base::{Bytes, ModelName};
+use portolan_base::{Bytes, ModelName, TenantKey};
 use portolan_engine::{InstanceConfig, NativeInstance};
 use portolan_ports::{DecodeEvent, DecodeJob, Engine, EngineError, FinishReason, KvSet, Role, Sampling};
 use std::sync::Arc;
@@ -299,4 +299,26 @@ async fn answers_side_by_side_are_those_of_each_alone() {
             assert_eq!(answer.tokens, alone.tokens, "{name}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_tenant_that_has_nothing_running_gets_a_slot_of_the_one_that_has_them_all() {
+    let engine = start(&load("tiny-qwen3"));
+    let prompt = prompt(40);
+    let kv = kv_for(&engine, &prompt).await;
+    let alone = answer(engine.decode(decode_job(&prompt, kv.clone(), 400))).await;
+    let burst: Vec<_> = (0..4)
+        .map(|_| engine.decode(decode_job(&prompt, kv.clone(), 400)))
+        .collect();
+    let other = DecodeJob {
+        key: TenantKey::derive(&[1; 32], "another", "model", 1),
+        ..decode_job(&prompt, kv, 3)
+    };
+    let answered = answer(engine.decode(other)).await;
+    assert_eq!(answered.tokens, alone.tokens[..3]);
+    assert_eq!(engine.load().decode_running, 4, "the burst is not over");
+    for events in burst {
+        assert_eq!(answer(events).await, alone);
+    }
+    assert_eq!(engine.times_set_aside(), 1);
 }

@@ -66,6 +66,15 @@ pub(super) async fn invalidate(
         return Err(RequestError::bad_field("reason", text));
     }
     let what = what(&body, &key.principal, &site)?;
+    if let Principal::Tenant(tenant) = &key.principal
+        && !site.may_order(tenant)
+    {
+        let text = "a tenant may give 50 invalidations at once and ten a second; give this one again";
+        return Err(RequestError {
+            retry_after: Some(Duration::from_secs(1)),
+            ..RequestError::new(ErrorKind::RateLimited, text).with_code("tenant_limit")
+        });
+    }
     if body.dry_run {
         let sites = site.parts.validity.rehearse(&what).await;
         return Ok(Json(InvalidatedBody::WouldBe(WouldBe {

@@ -3,13 +3,13 @@
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// How long a connection may take to send the head of a request, and may idle before the next. Clients keep
 /// connections for 5 to 60 s; one that finds its connection closed opens another.
@@ -18,6 +18,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections at once. Each idle one takes some 10 kB: 40 MB altogether.
 const CONNECTIONS_MAX: usize = 4096;
 
+/// Pause before a greeting that came in parts is looked at again.
+const GREETING_PAUSE: Duration = Duration::from_millis(20);
+
 /// Pause after an accept failed for want of file descriptors: they come back when connections end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -25,6 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(super) async fn run(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
     let graceful = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (open, _) = watch::channel(());
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
@@ -32,14 +36,19 @@ pub(super) async fn run(listener: TcpListener, router: Router, shutdown: impl Fu
             accepted = next(&listener, &slots) => accepted,
         };
         match accepted {
-            Ok((stream, slot)) => serve(stream, slot, &router, &graceful),
+            Ok(taken) => drop(tokio::spawn(serve(
+                taken,
+                router.clone(),
+                graceful.watcher(),
+                open.subscribe(),
+            ))),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be taken");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
-    drop(listener);
+    drop((listener, open));
     graceful.shutdown().await;
 }
 
@@ -57,7 +66,38 @@ async fn next(listener: &TcpListener, slots: &Arc<Semaphore>) -> io::Result<(Tcp
     Ok((stream, slot))
 }
 
-fn serve(stream: TcpStream, slot: Slot, router: &Router, graceful: &GracefulShutdown) {
+/// Whether a client says something within [`HEAD_TIMEOUT`], and if it begins as HTTP/2 does, all of its greeting: which
+/// of the two protocols it speaks is found out before either's own bounds hold.
+async fn greets(stream: &TcpStream) -> bool {
+    const HTTP2: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let greeted = async {
+        let mut seen = [0; HTTP2.len()];
+        loop {
+            match stream.peek(&mut seen).await {
+                Ok(0) | Err(_) => return false,
+                Ok(n) if n == seen.len() || !HTTP2.starts_with(&seen[..n]) => return true,
+                Ok(_) => tokio::time::sleep(GREETING_PAUSE).await,
+            }
+        }
+    };
+    tokio::time::timeout(HEAD_TIMEOUT, greeted).await.unwrap_or(false)
+}
+
+async fn serve(
+    (stream, slot): (TcpStream, Slot),
+    router: Router,
+    watcher: Watcher,
+    mut open: watch::Receiver<()>,
+) {
+    let _slot = slot;
+    let greeted = tokio::select! {
+        // The site closes.
+        _ = open.changed() => return,
+        greeted = greets(&stream) => greeted,
+    };
+    if !greeted {
+        return;
+    }
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -67,16 +107,12 @@ fn serve(stream: TcpStream, slot: Slot, router: &Router, graceful: &GracefulShut
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(HEAD_TIMEOUT);
-    let service = TowerToHyperService::new(router.clone());
+    let service = TowerToHyperService::new(router);
     let connection = builder
         .serve_connection(TokioIo::new(stream), service)
         .into_owned();
-    let watched = graceful.watch(connection);
-    tokio::spawn(async move {
-        let _slot = slot;
-        // A connection that broke is the client's affair; the request's own end is in its record.
-        if let Err(error) = watched.await {
-            tracing::debug!(error = %error, "a connection ended early");
-        }
-    });
+    // A connection that broke is the client's affair; the request's own end is in its record.
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(error = %error, "a connection ended early");
+    }
 }

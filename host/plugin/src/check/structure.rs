@@ -14,6 +14,11 @@ const NAMESPACE: &str = "portolan:policy/";
 /// The system interface, of which policies have nothing.
 const WASI: &str = "wasi:";
 
+/// Instances of components within a component, and such components. Validation makes all types of an instance anew: 900
+/// instances of one that imports a thousand functions took two gigabytes. QuickJS with its stubs has 25 of each, what
+/// Rust and C are built to has two.
+const INNER_MAX: usize = 128;
+
 /// What a component looks like from outside, and how large its parts are.
 #[derive(Debug, Default)]
 pub(crate) struct Structure {
@@ -53,6 +58,16 @@ pub(crate) fn read(component: &[u8]) -> Result<Structure, Remark> {
             "policies may use WebAssembly 2.0 and tail calls; rebuild without newer or experimental features",
         )
     };
+    let inner = inner_parts(component).map_err(|e| invalid(&e))?;
+    if inner > INNER_MAX {
+        return Err(Remark::new(
+            "too-many-components",
+            format!(
+                "the component holds {inner} components and instances of them, at most {INNER_MAX} are read"
+            ),
+            "link the policy into one core module",
+        ));
+    }
     Validator::new_with_features(features())
         .validate_all(component)
         .map_err(|e| invalid(&e))?;
@@ -74,6 +89,19 @@ pub(crate) fn read(component: &[u8]) -> Result<Structure, Remark> {
         }
     }
     Ok(structure)
+}
+
+/// Counts components within a component and their instances, in one pass that makes no types.
+fn inner_parts(component: &[u8]) -> wasmparser::Result<usize> {
+    let mut found = 0;
+    for payload in Parser::new(0).parse_all(component) {
+        found += match payload? {
+            Payload::ComponentSection { .. } => 1,
+            Payload::ComponentInstanceSection(instances) => instances.count() as usize,
+            _ => 0,
+        };
+    }
+    Ok(found)
 }
 
 impl Structure {

@@ -257,6 +257,28 @@ fn measures_beyond_the_limits_are_told_with_numbers() {
         "too-many-components",
         "has 99 components within it, at most 64",
     );
+    // Few bytes, and types of gigabytes were they validated.
+    let imports: String = (0..1000)
+        .map(|i| format!("(import \"f{i}\" (func (param \"a\" (own $r))))"))
+        .collect();
+    let instances: String = (1..900)
+        .map(|i| {
+            format!(
+                "(instance $i{i} (instantiate $c (with \"x\" (instance $i{}))))",
+                i - 1
+            )
+        })
+        .collect();
+    let bomb = format!(
+        "(component (import \"x\" (instance $i0 (export \"r\" (type (sub resource))))) \
+         (component $c (import \"x\" (instance $x (export \"r\" (type (sub resource))))) \
+         (alias export $x \"r\" (type $r)) {imports}) {instances})"
+    );
+    refused(
+        &wat::parse_str(bomb).unwrap(),
+        "too-many-components",
+        "at most 128 are read",
+    );
     let function = format!("(component (core module (func {})))", "nop ".repeat(512 << 10));
     refused(
         &wat::parse_str(function).unwrap(),

@@ -54,7 +54,11 @@ pub(super) fn run(args: &DemoFleetArgs) -> Result<(), Failure> {
         fleet: Arc::clone(&fleet),
         narrator: Narrator::new(),
     };
-    play(&mut tour, carriers)?;
+    if let Err(failure) = play(&mut tour, carriers) {
+        // Ends the processes: whoever waits for a signal holds on to them too.
+        drop(fleet.lock().unwrap_or_else(PoisonError::into_inner).take());
+        return Err(failure);
+    }
     let unkept = tour.narrator.close();
     if !args.once {
         line("");

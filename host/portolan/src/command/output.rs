@@ -47,6 +47,15 @@ impl Failure {
     }
 }
 
+/// Text of others, for a terminal: what would move its cursor, clear it or begin a line is shown escaped.
+pub(super) fn tame(text: &str) -> String {
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().collect::<String>(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 /// Prints a line. When nobody reads on (`| head`), the command has said enough and ends.
 pub(super) fn line(text: impl Display) {
     let written = writeln!(std::io::stdout(), "{text}");

@@ -16,7 +16,7 @@ pub use test::TestArgs;
 
 pub(super) use check::check;
 
-use super::output::{Failure, json, line};
+use super::output::{Failure, json, line, tame};
 use super::request::short;
 use super::{PolicyCommand, ServerArgs, SlotArgs};
 use crate::client::{Client, ClientError};
@@ -158,7 +158,7 @@ fn said_of_list(body: &Value) -> Vec<String> {
                 () if Some(sha) == on_trial => trial["stage"].as_str().unwrap_or("on trial"),
                 () => "",
             };
-            let text = |key: &str| version[key].as_str().unwrap_or("?");
+            let text = |key: &str| tame(version[key].as_str().unwrap_or("?"));
             let said = format!(
                 "  {} {state:<7} {:<20} {} {:>9} bytes  by {}",
                 short(sha),

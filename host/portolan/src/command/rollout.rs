@@ -1,6 +1,6 @@
 //! `portolan policy`, the life of a version after its upload: shadow, canary, promotion, roll-back, pin, disable.
 
-use super::output::Failure;
+use super::output::{Failure, tame};
 use super::policy::{client, finish, path, refused};
 use super::request::short;
 use super::{ServerArgs, SlotArgs};
@@ -171,7 +171,7 @@ pub(super) fn said(body: &Value) -> Vec<String> {
     }
     for hold in ["pinned", "disabled"] {
         if let Some(by) = body.get(hold) {
-            let text = |key: &str| by[key].as_str().unwrap_or("?").to_owned();
+            let text = |key: &str| tame(by[key].as_str().unwrap_or("?"));
             out.push(format!("{hold} by {}: {}", text("actor"), text("reason")));
         }
     }

@@ -1,6 +1,6 @@
 //! `portolan tenant usage`, `portolan policy audit`, `portolan fleet` and `portolan request list`: what a running host knows.
 
-use super::output::Failure;
+use super::output::{Failure, tame};
 use super::policy::{client, finish, refused};
 use super::request::short;
 use super::{ServerArgs, TenantCommand};
@@ -82,8 +82,9 @@ fn duration(text: &str) -> Result<Duration, String> {
     found.ok_or_else(|| "write a number and s, m, h or d, such as 1h".to_owned())
 }
 
-fn text<'a>(of: &'a Value, key: &str) -> &'a str {
-    of[key].as_str().unwrap_or("–")
+/// Much of it is what tenants wrote.
+fn text(of: &Value, key: &str) -> String {
+    tame(of[key].as_str().unwrap_or("–"))
 }
 
 /// One tenant's usage, or each of a list under the tenant's name.
@@ -93,7 +94,7 @@ fn said_of_usages(body: &Value) -> Vec<String> {
     };
     let mut out = Vec::new();
     for usage in listed {
-        out.push(text(usage, "tenant").to_owned());
+        out.push(text(usage, "tenant"));
         out.extend(said_of_usage(usage).into_iter().map(|line| format!("  {line}")));
     }
     out

@@ -33,6 +33,19 @@ impl Config {
         if level.trim().is_empty() {
             return Err(bad("one of error, warn, info, debug, trace, off".to_owned()));
         }
+        // A word alone that is no level is read as the name of a part of the program, and switches all else off.
+        let mut alone = level
+            .split(',')
+            .map(str::trim)
+            .filter(|word| !word.contains(['=', '[']));
+        if let Some(word) =
+            alone.find(|word| word.parse::<tracing_subscriber::filter::LevelFilter>().is_err())
+        {
+            return Err(bad(format!(
+                "{word:?} is no level: one of error, warn, info, debug, trace, off; for one part of the program alone, \
+                 portolan_gateway=debug"
+            )));
+        }
         tracing_subscriber::EnvFilter::try_new(level)
             .map(drop)
             .map_err(|error| bad(format!("{level:?} cannot be read: {error}; try info")))

@@ -27,6 +27,12 @@ pub struct Restored {
 /// # Errors
 /// When something of the backup is missing or damaged, and when the folder cannot be written to.
 pub fn restore(target: &dyn Target, folder: &Path) -> Result<Restored, DrError> {
+    if std::fs::read_dir(folder).is_ok_and(|mut there| there.next().is_some()) {
+        return Err(DrError::Target {
+            place: folder.display().to_string(),
+            detail: "something lies there already; name a folder that is empty or not there".to_owned(),
+        });
+    }
     let (name, backup) = latest(target)?;
     for item in &backup.manifest.items {
         bring(item, &backup, target, folder)?;

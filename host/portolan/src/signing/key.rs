@@ -25,6 +25,9 @@ pub enum BadKey {
         "{0:?} is no public key: it must be \"ed25519:\" and 64 hexadecimal digits, as `policy keygen` prints"
     )]
     Public(String),
+    /// The text is a secret key, which is not repeated.
+    #[error("that is a secret key, and the public one is wanted: the other file that `policy keygen` wrote")]
+    SecretForPublic,
     /// The file holds no secret key.
     #[error("it holds no secret key as `portolan policy keygen` writes")]
     Secret,
@@ -136,7 +139,10 @@ impl FromStr for PublicKey {
     type Err = BadKey;
 
     fn from_str(text: &str) -> Result<Self, BadKey> {
-        let bad = || BadKey::Public(text.to_owned());
+        let bad = || match text.starts_with(SECRET_FORMAT) {
+            true => BadKey::SecretForPublic,
+            false => BadKey::Public(text.to_owned()),
+        };
         let digits = text.trim().strip_prefix(PUBLIC_FORMAT).ok_or_else(bad)?;
         let mut bytes = [0; 32];
         hex::decode_to_slice(digits, &mut bytes).map_err(|_| bad())?;

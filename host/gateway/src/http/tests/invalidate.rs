@@ -80,3 +80,24 @@ async fn an_order_names_one_thing_that_its_giver_may_name() {
             .all(|line| line.action != "kv.invalidate")
     );
 }
+
+#[tokio::test]
+async fn a_tenant_gives_no_more_orders_than_sites_can_remember() {
+    let app = App::new();
+    let order = json!({"tenant": "acme", "dry_run": true});
+    let mut given = 0;
+    let refused = loop {
+        let reply = app.post_as(ACME, PATH, order.clone()).await;
+        if reply.status != StatusCode::OK {
+            break reply;
+        }
+        given += 1;
+        assert!(given < 500, "no end of it");
+    };
+    assert!(given >= 50, "{given}");
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.json()["error"]["code"], "tenant_limit");
+    let others = json!({"tenant": "acme", "dry_run": true});
+    let reply = app.post_as(OPERATOR, PATH, others).await;
+    assert_eq!(reply.status, StatusCode::OK, "the operator is not slowed by it");
+}

@@ -120,6 +120,16 @@ fn user(fields: &mut Fields<'_>) -> Result<Option<String>, RequestError> {
     Ok(user)
 }
 
+/// What somebody sent, short enough to be sent back.
+fn shown(value: &impl Debug) -> String {
+    const MOST: usize = 80;
+    let text = format!("{value:?}");
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
 /// A value said twice must be the same: a gateway of the client's own may set the header to limit what the body asks.
 fn agree<T: PartialEq + Debug>(
     path: &str,
@@ -128,8 +138,8 @@ fn agree<T: PartialEq + Debug>(
 ) -> Result<Option<T>, RequestError> {
     match (body, header) {
         (Some(body), Some(header)) if body != header => {
-            let message =
-                format!("{path} is {body:?} in the body and {header:?} in the header; send it once");
+            let (body, header) = (shown(&body), shown(&header));
+            let message = format!("{path} is {body} in the body and {header} in the header; send it once");
             Err(RequestError::bad_field(path, message))
         }
         (body, header) => Ok(body.or(header)),
@@ -215,7 +225,10 @@ fn refuse_unknown(inner: &Fields<'_>) -> Result<(), RequestError> {
     let Some(name) = inner.leftover() else {
         return Ok(());
     };
-    let path = inner.path(name);
+    let path = match name.len() > TEXT_MAX_BYTES {
+        true => inner.path("a field with a long name"),
+        false => inner.path(name),
+    };
     Err(RequestError::bad_field(
         &path,
         format!("{path} is unknown; the portolan object holds {KNOWN}"),
