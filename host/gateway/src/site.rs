@@ -31,6 +31,7 @@ use portolan_ports::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// A model this site can take requests for.
 #[derive(Clone)]

@@ -86,7 +86,7 @@ async fn messages_that_come_twice_and_late_do_no_harm(line: Option<Line>) {
     let (at_paris, at_virginia) = (line.join("paris").await, line.join("virginia").await);
     let twice: Arc<dyn Bus> = Arc::new(Twice {
         bus: at_virginia,
-        old: parking_lot::Mutex::default(),
+        old: Mutex::default(),
     });
     let (paris, virginia) = (start(&at_paris, "paris", 1), start(&twice, "virginia", 10));
     let tokens: Vec<u32> = (0..1024).map(|n| 900_000 + n * 41).collect();
