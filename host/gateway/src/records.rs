@@ -8,7 +8,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Keeps the newest records; older ones are dropped when the bound is reached.
+/// Keeps the newest records. When the bound is reached, the oldest goes of the tenant that has the most: one tenant's burst
+/// takes its own records, not another's.
 #[derive(Debug)]
 pub struct RecordLog {
     most: usize,
@@ -17,12 +18,51 @@ pub struct RecordLog {
 }
 
 /// Ids are the clients' own: two tenants may choose the same, and neither learns of the other.
-type Key = (TenantName, RequestId);
-
 #[derive(Debug, Default)]
 struct Inner {
-    by_key: HashMap<Key, Arc<PathRecord>>,
-    order: VecDeque<Key>,
+    tenants: HashMap<TenantName, OfTenant>,
+    /// Records at the moment, and how many there were ever.
+    kept: usize,
+    ever: u64,
+}
+
+#[derive(Debug, Default)]
+struct OfTenant {
+    by_id: HashMap<RequestId, (u64, Arc<PathRecord>)>,
+    /// By when they first came, oldest first.
+    order: VecDeque<RequestId>,
+}
+
+impl Inner {
+    fn put(&mut self, record: PathRecord) {
+        let id = record.request_id.clone();
+        let of_tenant = self.tenants.entry(record.tenant.clone()).or_default();
+        let record = Arc::new(record);
+        if let Some((_, known)) = of_tenant.by_id.get_mut(&id) {
+            *known = record;
+            return;
+        }
+        of_tenant.by_id.insert(id.clone(), (self.ever, record));
+        of_tenant.order.push_back(id);
+        self.ever += 1;
+        self.kept += 1;
+    }
+
+    fn drop_one(&mut self) {
+        let most = self.tenants.iter().max_by_key(|(_, of)| of.order.len());
+        let Some(tenant) = most.map(|(tenant, _)| tenant.clone()) else {
+            return;
+        };
+        if let Some(of_tenant) = self.tenants.get_mut(&tenant) {
+            if let Some(oldest) = of_tenant.order.pop_front() {
+                of_tenant.by_id.remove(&oldest);
+                self.kept -= 1;
+            }
+            if of_tenant.order.is_empty() {
+                self.tenants.remove(&tenant);
+            }
+        }
+    }
 }
 
 impl RecordLog {
@@ -49,42 +89,37 @@ impl RecordLog {
             return;
         }
         let mut inner = self.inner.lock();
-        let key = (record.tenant.clone(), record.request_id.clone());
-        if inner.by_key.insert(key.clone(), Arc::new(record)).is_none() {
-            inner.order.push_back(key);
-        }
-        while inner.order.len() > self.most {
-            if let Some(oldest) = inner.order.pop_front() {
-                inner.by_key.remove(&oldest);
-            }
+        inner.put(record);
+        while inner.kept > self.most {
+            inner.drop_one();
         }
     }
 
     /// The record of a tenant's request.
     pub fn get(&self, tenant: &TenantName, id: &RequestId) -> Option<Arc<PathRecord>> {
-        self.inner
-            .lock()
-            .by_key
-            .get(&(tenant.clone(), id.clone()))
-            .cloned()
+        let inner = self.inner.lock();
+        let (_, record) = inner.tenants.get(tenant)?.by_id.get(id)?;
+        Some(Arc::clone(record))
     }
 
     /// The newest record of this id, whichever tenant's it is: for the operator.
     pub fn find(&self, id: &RequestId) -> Option<Arc<PathRecord>> {
         let inner = self.inner.lock();
-        let key = inner.order.iter().rev().find(|(_, known)| known == id)?;
-        inner.by_key.get(key).cloned()
+        let found = inner.tenants.values().filter_map(|of| of.by_id.get(id));
+        let (_, record) = found.max_by_key(|(number, _)| *number)?;
+        Some(Arc::clone(record))
     }
 
     /// The newest records, newest first.
     pub fn newest(&self, limit: usize) -> Vec<Arc<PathRecord>> {
         let inner = self.inner.lock();
-        inner
-            .order
-            .iter()
-            .rev()
-            .take(limit)
-            .filter_map(|key| inner.by_key.get(key).cloned())
-            .collect()
+        let of_each = inner.tenants.values().flat_map(|of| {
+            let latest = of.order.iter().rev().take(limit);
+            latest.filter_map(|id| of.by_id.get(id))
+        });
+        let mut newest: Vec<_> = of_each.collect();
+        newest.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        newest.truncate(limit);
+        newest.into_iter().map(|(_, record)| Arc::clone(record)).collect()
     }
 }

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// mistakes, beyond it the connection is closed.
 const DISCARDED_MULTIPLE: usize = 16;
 
+/// Bytes of an order: a few names and a reason.
+pub(super) const ORDER_MAX_BYTES: usize = 16 << 10;
+
 /// How long a body may pause: what has come of it takes memory meanwhile.
 const BODY_PAUSE: Duration = Duration::from_secs(20);
 

@@ -1,10 +1,10 @@
 //! `/v1/portolan/instances/{name}/{drain,resume}`: takes an instance of this site out of service, and back. The operator's.
 
-use super::{auth, errors};
+use super::{auth, body, errors};
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -38,7 +38,7 @@ pub(super) async fn drain(
     state: State<Arc<Site>>,
     path: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
-    order: Bytes,
+    order: Body,
 ) -> Result<Json<ServiceBody>, RequestError> {
     change(
         state,
@@ -54,7 +54,7 @@ pub(super) async fn resume(
     state: State<Arc<Site>>,
     path: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
-    order: Bytes,
+    order: Body,
 ) -> Result<Json<ServiceBody>, RequestError> {
     change(
         state,
@@ -69,13 +69,13 @@ pub(super) async fn resume(
 async fn change(
     State(site): State<Arc<Site>>,
     path: Result<Path<String>, PathRejection>,
-    (headers, order): (HeaderMap, Bytes),
+    (headers, order): (HeaderMap, Body),
     kind: OperationKind,
     service: Service,
 ) -> Result<Json<ServiceBody>, RequestError> {
     let name = errors::path(path)?;
     let actor = auth::operator(&site, &headers)?.actor();
-    let order = read(&order)?;
+    let order = read(&body::read(order, body::ORDER_MAX_BYTES).await?)?;
     if order.reason.len() > REASON_BYTES {
         let text = format!("a reason has at most {REASON_BYTES} bytes");
         return Err(RequestError::bad_field("reason", text));

@@ -2,11 +2,11 @@
 //! is the operator's.
 
 use super::kv::{block_id, scope_named};
-use super::{auth, instances};
+use super::{auth, body, instances};
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use axum::Json;
-use axum::body::Bytes as Body;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use portolan_base::{Bytes, Dependency, ModelName, Scope};
@@ -56,10 +56,11 @@ pub(super) struct WouldBe {
 pub(super) async fn invalidate(
     State(site): State<Arc<Site>>,
     headers: HeaderMap,
-    body: Body,
+    order: Body,
 ) -> Result<Json<InvalidatedBody>, RequestError> {
     let key = auth::key(&site, &headers)?;
-    let body: InvalidateBody = serde_json::from_slice(&body)
+    let order = body::read(order, body::ORDER_MAX_BYTES).await?;
+    let body: InvalidateBody = serde_json::from_slice(&order)
         .map_err(|error| RequestError::bad_field("body", format!("the order cannot be read: {error}")))?;
     if body.reason.len() > instances::REASON_BYTES {
         let text = format!("a reason has at most {} bytes", instances::REASON_BYTES);

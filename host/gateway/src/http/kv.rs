@@ -5,13 +5,13 @@ mod place;
 pub(super) use place::samples;
 
 use super::models::List;
-use super::{auth, errors, instances};
+use super::{auth, body, errors, instances};
 use crate::ahead::PrewarmsBody;
 use crate::error::{ErrorKind, RequestError};
 use crate::replicate::{ReplicaRecord, Replication};
 use crate::site::Site;
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
@@ -203,10 +203,11 @@ pub(super) struct EvictedBody {
 pub(super) async fn evict(
     State(site): State<Arc<Site>>,
     headers: HeaderMap,
-    body: Bytes,
+    order: Body,
 ) -> Result<Json<EvictedBody>, RequestError> {
     let actor = auth::operator(&site, &headers)?.actor();
-    let body: EvictBody = serde_json::from_slice(&body)
+    let order = body::read(order, body::ORDER_MAX_BYTES).await?;
+    let body: EvictBody = serde_json::from_slice(&order)
         .map_err(|error| RequestError::bad_field("body", format!("the order cannot be read: {error}")))?;
     let what = selector(body)?;
     let subject = subject(&what, &site);

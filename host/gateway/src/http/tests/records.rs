@@ -1,6 +1,8 @@
 //! Path records over HTTP: a tenant's own, and nobody else's.
 
 use super::support::{ACME, App, GLOBEX, OPERATOR};
+use crate::site::Limits;
+use portolan_ports::FakeText;
 use serde_json::json;
 
 async fn serve(app: &App, key: &str, id: &str) -> u16 {
@@ -108,4 +110,28 @@ async fn the_newest_come_first_and_no_more_than_asked_for() {
         .map(|r| r["request_id"].as_str().unwrap())
         .collect();
     assert_eq!(ids, ["c", "b"]);
+}
+
+#[tokio::test]
+async fn one_tenants_burst_takes_its_own_records() {
+    let limits = Limits {
+        records: 10,
+        ..Limits::default()
+    };
+    let app = App::with(FakeText::new(), limits);
+    assert_eq!(serve(&app, ACME, "quiet").await, 200);
+    for n in 0..30 {
+        assert_eq!(serve(&app, GLOBEX, &format!("burst-{n}")).await, 200);
+    }
+    assert_eq!(app.get(ACME, "/v1/portolan/requests/quiet").await.status, 200);
+    let list = app.get(OPERATOR, "/v1/portolan/requests?limit=100").await.json();
+    let ids: Vec<_> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["request_id"].as_str().unwrap().to_owned())
+        .collect();
+    let newest = (21..30).rev().map(|n| format!("burst-{n}"));
+    let expected: Vec<_> = newest.chain(["quiet".to_owned()]).collect();
+    assert_eq!(ids, expected);
 }
