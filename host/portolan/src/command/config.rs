@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// `config` commands.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Say whether a host would start with a file; nothing is started.
+    /// Say whether a file is right; files and servers that it names are looked at when a host starts.
     Check {
         /// The configuration file (YAML).
         file: PathBuf,
