@@ -264,6 +264,7 @@ impl Config {
         self.check_instances()?;
         self.check_devices()?;
         self.check_encryption()?;
+        self.check_addresses()?;
         self.check_links()?;
         self.check_nixl()?;
         self.check_fleet()?;
@@ -313,9 +314,38 @@ impl Config {
         Ok(())
     }
 
+    /// Two doors of this process are two addresses.
+    fn check_addresses(&self) -> Result<(), ConfigError> {
+        let mut known = BTreeSet::new();
+        for site in self.sites_here() {
+            for (field, address) in [("listen", site.listen), ("transport", site.transport)] {
+                // The system chooses a free one for 0.
+                if address.port() != 0 && !known.insert(address) {
+                    let key = format!("sites.{}.{field}", site.name);
+                    return Err(ConfigError::value(
+                        key,
+                        format!("{address} is taken in this file already"),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_links(&self) -> Result<(), ConfigError> {
+        let mut known = BTreeSet::new();
         for link in &self.links {
             let key = |field| format!("links.{}-{}.{field}", link.from, link.to);
+            if link.from == link.to {
+                return Err(ConfigError::value(key("to"), "a link joins two different sites"));
+            }
+            if !known.insert((&link.from, &link.to)) {
+                let problem = "the link stands there twice; several ways of one link are its `paths`";
+                return Err(ConfigError::value(key("to"), problem));
+            }
+            if link.capacity_mbps == 0 {
+                return Err(ConfigError::value(key("capacity_mbps"), "at least 1 is needed"));
+            }
             if link.budget_mbps == Some(0) {
                 return Err(ConfigError::value(
                     key("budget_mbps"),
@@ -513,6 +543,32 @@ tenants: [{name: acme, keys: [k1]}, {name: globex, keys: [k2], jurisdiction: eu}
                 "sites.virginia.plaintext",
             ),
             ("name: acme", "name: ../acme", "'.'"),
+            (
+                "name: globex",
+                "name: acme",
+                "tenants.acme.name: the tenant stands there twice",
+            ),
+            ("to: paris", "to: virginia", "a link joins two different sites"),
+            (
+                "links: [",
+                "links: [{from: virginia, to: paris, capacity_mbps: 9}, ",
+                "links.virginia-paris.to: the link stands there twice",
+            ),
+            (
+                "capacity_mbps: 1000",
+                "capacity_mbps: 0",
+                "capacity_mbps: at least 1",
+            ),
+            (
+                "listen: '127.0.0.1:0'",
+                "listen: '127.0.0.1:7', transport: '127.0.0.1:7'",
+                "sites.paris.transport: 127.0.0.1:7 is taken in this file already",
+            ),
+            (
+                "data_dir: data",
+                "data_dir: data\nobservability: {log_level: loud}",
+                "observability.log_level: \"loud\" is no level",
+            ),
             ("rtt_ms: 80", "compression: int2", "int2"),
             (
                 "path: m.gguf",
