@@ -10,6 +10,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Largest answer read.
 const ANSWER_MAX_BYTES: u64 = 64 << 20;
 
+/// What `/metrics` says that it is: the one answer that is no JSON.
+const METRICS: &[u8] = b"application/openmetrics-text";
+
 /// Reaches one host with one key.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -176,6 +179,8 @@ impl Client {
     ) -> Result<Reply, ClientError> {
         let response = call.map_err(|e| self.unreachable(&e))?;
         let (status, request_id) = (response.status(), id_of(&response));
+        let kind = response.headers().get(ureq::http::header::CONTENT_TYPE);
+        let is_metrics = kind.is_some_and(|kind| kind.as_bytes().starts_with(METRICS));
         let mut text = String::new();
         let mut reader = response.into_body().into_reader().take(ANSWER_MAX_BYTES);
         reader
@@ -185,6 +190,10 @@ impl Client {
         if status.is_success() {
             return match read {
                 Ok(body) => Ok(Reply { request_id, body }),
+                Err(_) if is_metrics => Ok(Reply {
+                    request_id,
+                    body: Value::String(text),
+                }),
                 Err(_) if text.is_empty() => Ok(Reply {
                     request_id,
                     body: Value::Null,
