@@ -199,7 +199,7 @@ fn a_third_site_that_residency_denies_is_not_asked() {
     let other: Vec<u32> = prompt().into_iter().take(999).collect();
     world.runtime.block_on(async {
         let order = KvOrder {
-            as_of: portolan_ports::AsOf::default(),
+            as_of: gateway(&world, "paris").parts.validity.place(),
             request: RequestId::from_client("forged").unwrap(),
             tenant: TenantName::new("acme").unwrap(),
             jurisdiction: String::new(),

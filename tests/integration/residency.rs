@@ -70,7 +70,7 @@ fn the_holder_asks_again_and_refuses_what_its_own_policy_denies() {
         engines.values().next().unwrap().describe().layout.clone()
     };
     let order = |jurisdiction: &str| KvOrder {
-        as_of: portolan_ports::AsOf::default(),
+        as_of: paris.gateway().unwrap().parts.validity.place(),
         request: RequestId::from_client("r1").unwrap(),
         tenant: TenantName::new("acme").unwrap(),
         jurisdiction: jurisdiction.into(),
