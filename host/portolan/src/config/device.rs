@@ -37,6 +37,19 @@ impl Config {
 mod tests {
     use super::*;
 
+    #[derive(Debug, PartialEq, Eq)]
+    enum Cuda {
+        In,
+        Out,
+    }
+
+    fn built_with() -> Cuda {
+        match cfg!(feature = "cuda") {
+            true => Cuda::In,
+            false => Cuda::Out,
+        }
+    }
+
     fn parse(instance: &str, model: &str) -> Result<Config, ConfigError> {
         Config::parse(&format!(
             "{{data_dir: data, operator_keys: [op], models: [{{name: m, path: m.gguf {model}}}],
@@ -55,12 +68,12 @@ mod tests {
         ] {
             match parse(key, "") {
                 Ok(config) => {
-                    assert!(cfg!(feature = "cuda"), "{key}");
+                    assert_eq!(built_with(), Cuda::In, "{key}");
                     assert_eq!(config.sites[0].instances[0].device, device);
                 }
                 Err(refused) => {
                     let refused = refused.to_string();
-                    assert!(!cfg!(feature = "cuda"), "{refused}");
+                    assert_eq!(built_with(), Cuda::Out, "{refused}");
                     assert!(
                         refused.contains("sites.a.instances.i.device") && refused.contains("--features cuda"),
                         "{refused}"
