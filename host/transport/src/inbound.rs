@@ -15,6 +15,7 @@ use crate::codec::Coding;
 use crate::frame::{Announcement, Carriage, ChunkHead, ChunkMeta, Outcome, Totals};
 use crate::landing::Ground;
 use crate::memory::Ledger;
+use crate::spares::lend;
 use bytes::{Bytes, BytesMut};
 use pieces::{Piece, Slot, begin_piece, join};
 use portolan_base::Bytes as ByteCount;
@@ -325,8 +326,8 @@ impl Inbound {
             if self.pieces.len() >= PIECES_MAX {
                 return Err(Breach::TooMany);
             }
-            self.pieces
-                .insert(head.piece.clone(), begin_piece(head.piece_len, chunk)?);
+            let piece = begin_piece(self.ledger.memory(), head.piece_len, chunk)?;
+            self.pieces.insert(head.piece.clone(), piece);
         }
         // The chunks of a piece are numbered in sequence. The same number may come again, late or resent; another one
         // for the same bytes is a piece sent twice, which would count twice.
@@ -379,7 +380,8 @@ impl Inbound {
         self.pieces.insert(meta.head.piece.clone(), Piece::Complete);
         self.complete += 1;
         self.bytes += meta.head.piece_len;
-        self.emit_piece(&meta.head, join(slots).freeze());
+        let home = Arc::downgrade(self.ledger.memory());
+        self.emit_piece(&meta.head, lend(join(slots), home));
         Ok(())
     }
 

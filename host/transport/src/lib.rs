@@ -111,6 +111,7 @@ mod quarantine;
 mod session;
 mod site;
 mod sizing;
+mod spares;
 pub mod speed;
 mod tls;
 mod wire;

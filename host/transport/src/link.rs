@@ -19,6 +19,7 @@ use crate::landing::{CUT_COUNTS, Ground, Outlook, StoreAndForward};
 use crate::memory::{Ledger, Memory};
 use crate::paths::Paths;
 use crate::quarantine::Quarantine;
+use crate::spares::KEPT;
 use parking_lot::Mutex;
 use portolan_base::kv::KvQuant;
 use portolan_base::{Bytes, SiteName, TransferId};
@@ -276,6 +277,14 @@ impl Link {
                 tracing::debug!(peer = %self.peer, transfer = %id, ?outlook, "what comes is kept on disk");
                 transfer.land();
             }
+        }
+    }
+
+    /// Waits until a transfer has begun. Buffers that none needs meanwhile go back to the system.
+    pub(crate) async fn idle(&self, begun: impl Future<Output = ()>) {
+        tokio::pin!(begun);
+        while tokio::time::timeout(KEPT, &mut begun).await.is_err() {
+            self.memory.trim(Instant::now());
         }
     }
 

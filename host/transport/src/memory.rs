@@ -4,9 +4,12 @@
 //! than were granted, so a transfer overruns its grant by less than one piece. Grants come out of one budget a site,
 //! and grow when the consumer takes pieces: a consumer that stops reading stops its holder and nobody else.
 
+use crate::spares::{Spares, capacity_for, opened};
+use bytes::BytesMut;
 use parking_lot::Mutex;
 use portolan_base::Bytes;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// Granted before anything is known of a transfer's size; most prompts fit into it.
 const FIRST_GRANT: u64 = 64 << 20;
@@ -16,6 +19,8 @@ const FIRST_GRANT: u64 = 64 << 20;
 pub(crate) struct Memory {
     limit: u64,
     used: Mutex<u64>,
+    /// Buffers for what comes next, within what is not in use.
+    spares: Mutex<Spares>,
 }
 
 impl Memory {
@@ -23,6 +28,7 @@ impl Memory {
         Arc::new(Self {
             limit: limit.0,
             used: Mutex::new(0),
+            spares: Mutex::default(),
         })
     }
 
@@ -42,6 +48,41 @@ impl Memory {
     /// Bytes reserved.
     pub(crate) fn used(&self) -> u64 {
         *self.used.lock()
+    }
+
+    fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.used())
+    }
+
+    /// An empty buffer with room for so many bytes; one that was used before, if there is one.
+    pub(crate) fn buffer(&self, len: usize) -> BytesMut {
+        let room = self.room();
+        let mut spares = self.spares.lock();
+        if let Some(buffer) = spares.take(len) {
+            return opened(buffer);
+        }
+        // Those that are there do not fit: they make way for one that does.
+        spares.trim(room, Instant::now());
+        drop(spares);
+        BytesMut::with_capacity(capacity_for(len))
+    }
+
+    /// Keeps a buffer for another use.
+    pub(crate) fn keep(&self, buffer: Vec<u8>) {
+        let room = self.room();
+        self.spares.lock().put(buffer, room);
+    }
+
+    /// Lets go of buffers that nobody asked for lately.
+    pub(crate) fn trim(&self, now: Instant) {
+        let room = self.room();
+        self.spares.lock().trim(room, now);
+    }
+
+    /// Bytes of buffers without a use.
+    #[cfg(test)]
+    pub(crate) fn spare(&self) -> u64 {
+        self.spares.lock().bytes()
     }
 }
 
@@ -73,6 +114,11 @@ impl Ledger {
         };
         ledger.top_up();
         ledger
+    }
+
+    /// The memory that the grants come out of.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// Bytes the holder may begin, counted from the start.

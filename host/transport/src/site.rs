@@ -485,7 +485,7 @@ async fn judge(link: Arc<Link>, ended: CancellationToken) {
             // Nothing can stall, run late or wait for room while nothing is under way.
             let begun = link.begun.notified();
             if link.transfers() == 0 {
-                begun.await;
+                link.idle(begun).await;
             }
             let (tick, slept) = (link.timing.tick(), Instant::now());
             tokio::time::sleep(tick).await;

@@ -2,6 +2,7 @@
 
 use super::Breach;
 use crate::frame::ChunkHead;
+use crate::memory::Memory;
 use bytes::BytesMut;
 
 #[derive(Debug)]
@@ -28,11 +29,11 @@ pub(crate) fn slot_len(head: &ChunkHead, chunk: u32) -> usize {
 
 /// One buffer for the whole piece, cut at chunk borders so that lanes can fill it side by side. It is not filled with
 /// zeros first: that would take as long as receiving it, and all lanes would wait.
-pub(super) fn begin_piece(len: u64, chunk: u32) -> Result<Piece, Breach> {
+pub(super) fn begin_piece(memory: &Memory, len: u64, chunk: u32) -> Result<Piece, Breach> {
     let len = usize::try_from(len).map_err(|_| Breach::TooMuch)?;
     let chunk = chunk as usize;
     let count = len.div_ceil(chunk).max(1);
-    let mut rest = BytesMut::with_capacity(len);
+    let mut rest = memory.buffer(len);
     let mut slots = Vec::with_capacity(count);
     for _ in 1..count {
         let after = rest.split_off(chunk);
