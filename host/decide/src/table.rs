@@ -2,7 +2,7 @@
 
 use crate::rollout::{Draw, TrialStage};
 use portolan_base::TenantName;
-use portolan_policy::{Policy, QuestionKind, Scope};
+use portolan_policy::{Policy, PolicySource, QuestionKind, Scope};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -64,6 +64,22 @@ pub struct RequestPolicies {
     pub shadows: Vec<Arc<dyn Policy>>,
     /// The draw they were taken with: whoever is asked again for this request takes the same versions.
     pub draw: Draw,
+}
+
+impl RequestPolicies {
+    /// Whether all questions of a route are the built-in policies' to answer: none takes longer than a look at the rows.
+    pub fn are_built_in(&self) -> bool {
+        let asked = [
+            &self.platform_residency,
+            &self.tenant_residency,
+            &self.cost,
+            &self.routing,
+        ];
+        let components = asked.into_iter().flatten();
+        components
+            .into_iter()
+            .all(|policy| policy.descriptor().source == PolicySource::BuiltIn)
+    }
 }
 
 impl PolicyTable {

@@ -1,11 +1,14 @@
 //! Text in and out of a model: tokenizer, chat template, incremental decoding.
 
 mod bytes;
+mod pieces;
 mod stream;
 mod template;
 
 use crate::load::LoadError;
 use bytes::TokenBytes;
+use pieces::Pieces;
+use portolan_base::TenantName;
 use portolan_ports::{ChatMessage, TextError, TextModel, TextStream};
 use std::collections::HashSet;
 use std::path::Path;
@@ -33,6 +36,8 @@ pub(crate) struct TextParts {
 #[derive(Debug)]
 pub(crate) struct ModelText {
     tokenizer: Tokenizer,
+    /// How a chat is cut, where it can be cut in pieces.
+    pieces: Option<Pieces>,
     template: Option<ChatTemplate>,
     token_bytes: Arc<TokenBytes>,
     longest_token_bytes: usize,
@@ -68,6 +73,7 @@ impl ModelText {
         let longest_token_bytes = written.keys().map(String::len).max().unwrap_or(1);
         Ok(Self {
             longest_token_bytes,
+            pieces: Pieces::of(&parts.tokenizer),
             tokenizer: parts.tokenizer,
             template,
             token_bytes: Arc::new(token_bytes),
@@ -83,6 +89,15 @@ impl TextModel for ModelText {
             .encode_fast(text, special)
             .map_err(|e| TextError::Tokenizer(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    fn encode_chat(&self, rendered: &str, whose: &TenantName) -> Result<Vec<u32>, TextError> {
+        match &self.pieces {
+            Some(pieces) => pieces
+                .encode(&self.tokenizer, whose, rendered)
+                .map_err(|e| TextError::Tokenizer(e.to_string())),
+            None => self.encode(rendered, false),
+        }
     }
 
     fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {

@@ -29,7 +29,8 @@ impl Permission<'_> {
         };
         let place = (self.fleet, self.origin);
         let (policies, row, asker) = (self.policies, &self.row, &mut self.asker);
-        let placements = without_holding_up_others(|| Placements::ask(policies, subject, row, place, asker));
+        let placements =
+            without_holding_up_others(policies, || Placements::ask(policies, subject, row, place, asker));
         placements.allows(from) && placements.of(to) == Placement::Resident
     }
 }

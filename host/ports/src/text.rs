@@ -1,5 +1,6 @@
 //! Text in and out of a model: its own tokenizer and chat template.
 
+use portolan_base::TenantName;
 use serde::{Deserialize, Serialize};
 
 /// One message of a chat, as the template sees it. Unknown fields of the client's message are kept.
@@ -33,6 +34,12 @@ pub trait TextModel: Send + Sync {
     /// The tokens of `text`. `special` adds the model's begin-of-text token where it has one, as for a raw prompt;
     /// a rendered chat already holds its own.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError>;
+
+    /// The tokens of a rendered chat: those of `encode` without `special`. What was cut for the same tenant before, an earlier
+    /// turn of the conversation, may be remembered.
+    fn encode_chat(&self, rendered: &str, _whose: &TenantName) -> Result<Vec<u32>, TextError> {
+        self.encode(rendered, false)
+    }
 
     /// Renders messages with the model's chat template, ready for an answer.
     fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError>;

@@ -5,10 +5,12 @@ use crate::support::{
     start, worst,
 };
 use candle_core::Device;
+use portolan_base::TenantName;
 use portolan_base::kv::LayerKv;
 use portolan_engine::{NativeInstance, generate};
-use portolan_ports::{DecodeEvent, Engine, FinishReason, Role};
-use std::sync::Arc;
+use portolan_ports::{DecodeEvent, Engine, FinishReason, Role, TextModel};
+use proptest::prelude::*;
+use std::sync::{Arc, LazyLock};
 
 /// Absolute. Single-precision sums in another order differ by some 1e-5 at logits of ten; a wrong formula differs by
 /// more than 1e-1.
@@ -81,6 +83,44 @@ async fn every_layer_keeps_what_the_reference_keeps() {
                     "{name} {} layer {layer}: {difference}",
                     case.state
                 );
+            }
+        }
+    }
+}
+
+/// Special tokens, beginnings of them, and what lies beside them in a chat.
+const PARTS: [&str; 14] = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|im_",
+    "|>",
+    "<",
+    " ",
+    "\n",
+    "\n\n",
+    "user\n",
+    "Caf\u{e9}s, cafe\u{301}s and \u{1f980}s",
+    "  two  spaces  ",
+    "A sentence that is long enough to be remembered, and sent again: 12345 times, don't you think so?",
+    "\u{4f60}\u{597d}\u{ff0c}\u{4e16}\u{754c}",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_chat_that_was_cut_before_has_the_tokens_it_has_in_one_piece(
+        parts in prop::collection::vec(0..PARTS.len(), 0..12),
+    ) {
+        static TEXTS: LazyLock<Vec<Arc<dyn TextModel>>> =
+            LazyLock::new(|| MODELS.iter().map(|name| load(name).text()).collect());
+        let chat: String = parts.into_iter().map(|part| PARTS[part]).collect();
+        let (acme, globex) = (TenantName::new("acme").unwrap(), TenantName::new("globex").unwrap());
+        for text in TEXTS.iter() {
+            let whole = text.encode(&chat, false).unwrap();
+            for whose in [&acme, &globex, &acme] {
+                prop_assert_eq!(&text.encode_chat(&chat, whose).unwrap(), &whole);
             }
         }
     }

@@ -157,7 +157,7 @@ impl Draft {
         let prompts = Prompts::take(&mut fields, call.endpoint)?;
         let whose = (&self.tenant.name, &self.model);
         let prompts = after_what_is_warm(site, &self.hints, whose, prompts, call.at)?;
-        let prompts = prompts.tokenise(model)?;
+        let prompts = prompts.tokenise(model, &self.tenant.name)?;
         generation.check_tokens(model.description.vocabulary)?;
         let requests = self.requests(&generation, &prompts, model.description.context_tokens.0)?;
         Ok(Order {
@@ -186,7 +186,7 @@ impl Draft {
                 ServedBy::Pieces | ServedBy::Both => self.computed(site, call, fields.clone(), model),
             };
         }
-        let outline = original::outline(fields.clone(), call.endpoint, model);
+        let outline = original::outline(fields.clone(), call.endpoint, model, &self.tenant.name);
         if outline.answers > ANSWERS_MAX {
             let message = format!(
                 "{} answers are asked for, at most {ANSWERS_MAX} are given at once",
@@ -259,7 +259,7 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
     }
     let content = Prompts::take(&mut fields, call.endpoint)?;
     let content = after_what_is_warm(site, &hints, (&tenant.name, &name), content, call.at)?;
-    let prompts = content.clone().tokenise(model)?;
+    let prompts = content.clone().tokenise(model, &tenant.name)?;
     let life = hints.life;
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
     let hints = Hints {

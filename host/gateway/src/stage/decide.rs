@@ -5,8 +5,8 @@ use crate::error::{ErrorKind, RequestError};
 use crate::live::Home;
 use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, Tokens};
 use portolan_decide::{
-    DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, PrefillMode, Refusal, RequestFacts, Route,
-    decide,
+    DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, PrefillMode, Refusal, RequestFacts,
+    RequestPolicies, Route, decide,
 };
 use portolan_policy::NameTables;
 use portolan_ports::{Engine, Retention};
@@ -96,7 +96,7 @@ impl Journey {
             policies: &self.policies,
         };
         let clock = self.site.parts.clock.as_ref();
-        let (decision, record) = without_holding_up_others(|| decide(&input, clock));
+        let (decision, record) = without_holding_up_others(&self.policies, || decide(&input, clock));
         self.note_decision(record);
         Ok(decision)
     }
@@ -177,11 +177,12 @@ impl Journey {
     }
 }
 
-/// A policy call blocks: under a millisecond on the calling thread, up to its deadline in the runtime's slow lane. The
-/// other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream.
-pub(crate) fn without_holding_up_others<T>(ask: impl FnOnce() -> T) -> T {
+/// A call of a component blocks: under a millisecond on the calling thread, up to its deadline in the runtime's slow lane. The
+/// other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream. That costs as much as some
+/// decisions, so what only built-in policies answer is answered here.
+pub(crate) fn without_holding_up_others<T>(policies: &RequestPolicies, ask: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
-        RuntimeFlavor::MultiThread => tokio::task::block_in_place(ask),
+        RuntimeFlavor::MultiThread if !policies.are_built_in() => tokio::task::block_in_place(ask),
         _ => ask(),
     }
 }

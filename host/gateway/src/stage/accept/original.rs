@@ -7,6 +7,7 @@ use super::{Call, Delivery, Endpoint};
 use crate::accepted::Original;
 use crate::site::ServedModel;
 use axum::http::HeaderMap;
+use portolan_base::TenantName;
 use portolan_ports::WholePath;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -94,7 +95,12 @@ fn headers(headers: &HeaderMap) -> Arc<[(String, String)]> {
 }
 
 /// Reads a request as far as it can be read.
-pub(super) fn outline(mut fields: Fields<'_>, endpoint: Endpoint, model: &ServedModel) -> Outline {
+pub(super) fn outline(
+    mut fields: Fields<'_>,
+    endpoint: Endpoint,
+    model: &ServedModel,
+    whose: &TenantName,
+) -> Outline {
     let context = model.description.context_tokens.0;
     let mut number = |name: &str| fields.take::<u64>(name).ok().flatten();
     let choices = number("n").unwrap_or(1).clamp(1, 1024) as usize;
@@ -113,7 +119,7 @@ pub(super) fn outline(mut fields: Fields<'_>, endpoint: Endpoint, model: &Served
     let raw_bytes = raw.map_or(1, str::len);
     let prompts = Prompts::take(&mut fields, endpoint).ok();
     let count = prompts.as_ref().map_or(1, Prompts::count);
-    let tokens = prompts.and_then(|prompts| prompts.first_tokens(model, &more));
+    let tokens = prompts.and_then(|prompts| prompts.first_tokens(model, whose, &more));
     let tokens = tokens.unwrap_or_else(|| guessed(raw_bytes, context));
     let room = context.saturating_sub(tokens.len() as u32).max(1);
     let default = match endpoint {

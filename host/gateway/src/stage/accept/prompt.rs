@@ -5,6 +5,7 @@ use super::fields::{Fields, unusable};
 use super::messages;
 use crate::error::{ErrorKind, RequestError};
 use crate::site::ServedModel;
+use portolan_base::TenantName;
 use portolan_ports::{ChatMessage, TextError};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -71,15 +72,25 @@ impl Prompts {
 
     /// The tokens of the first prompt, for an engine that judges it by itself; none where it cannot be told. `more` is what
     /// the chat template is given besides.
-    pub(super) fn first_tokens(self, model: &ServedModel, more: &Map<String, Value>) -> Option<Arc<[u32]>> {
+    pub(super) fn first_tokens(
+        self,
+        model: &ServedModel,
+        whose: &TenantName,
+        more: &Map<String, Value>,
+    ) -> Option<Arc<[u32]>> {
         let text = &model.text;
-        let encode = |prompt: &str, special| {
-            could_fit("prompt", prompt, model).ok()?;
-            text.encode(prompt, special).ok()
-        };
+        let fits = |prompt: &str| could_fit("prompt", prompt, model).ok();
         let tokens = match self {
-            Self::Chat(messages) => encode(&text.render_chat_with(&messages, more).ok()?, false)?,
-            Self::Texts(texts) => encode(texts.first()?, true)?,
+            Self::Chat(messages) => {
+                let rendered = text.render_chat_with(&messages, more).ok()?;
+                fits(&rendered)?;
+                text.encode_chat(&rendered, whose).ok()?
+            }
+            Self::Texts(texts) => {
+                let prompt = texts.first()?;
+                fits(prompt)?;
+                text.encode(prompt, true).ok()?
+            }
             Self::Tokens(lists) => known_ids("prompt", lists.first()?, model.description.vocabulary).ok()?,
         };
         (!tokens.is_empty()).then(|| tokens.into())
@@ -94,22 +105,28 @@ impl Prompts {
 
     /// The tokens of each prompt: never empty, every id in the vocabulary, shorter than the context. The first prompt
     /// that does not fit ends the work.
-    pub(super) fn tokenise(self, model: &ServedModel) -> Result<Vec<Arc<[u32]>>, RequestError> {
+    pub(super) fn tokenise(
+        self,
+        model: &ServedModel,
+        whose: &TenantName,
+    ) -> Result<Vec<Arc<[u32]>>, RequestError> {
         let text = &model.text;
-        let encode = |name: &str, prompt: &str, special| {
-            could_fit(name, prompt, model)?;
-            let tokens = text.encode(prompt, special).map_err(|e| text_error(&e, name))?;
-            fitting(name, tokens, model)
-        };
         match self {
             Self::Chat(messages) => {
                 let rendered = text
                     .render_chat(&messages)
                     .map_err(|e| text_error(&e, "messages"))?;
-                Ok(vec![encode("messages", &rendered, false)?])
+                could_fit("messages", &rendered, model)?;
+                let tokens = text.encode_chat(&rendered, whose);
+                let tokens = tokens.map_err(|e| text_error(&e, "messages"))?;
+                Ok(vec![fitting("messages", tokens, model)?])
             }
             Self::Texts(texts) => named(texts)
-                .map(|(name, prompt)| encode(&name, &prompt, true))
+                .map(|(name, prompt)| {
+                    could_fit(&name, &prompt, model)?;
+                    let tokens = text.encode(&prompt, true).map_err(|e| text_error(&e, &name))?;
+                    fitting(&name, tokens, model)
+                })
                 .collect(),
             Self::Tokens(lists) => named(lists)
                 .map(|(name, ids)| {
