@@ -16,7 +16,7 @@ use crate::recovery::Recovery;
 use crate::replicate::Replication;
 use crate::rollout;
 use crate::stage;
-use crate::stage::accept::Prompts;
+use crate::stage::accept::Warm;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
@@ -197,7 +197,7 @@ pub struct Site {
     /// What it is made of.
     pub parts: SiteParts,
     /// Prompts that were computed ahead.
-    pub prewarmed: Arc<PrewarmedPrompts<Prompts>>,
+    pub prewarmed: Arc<PrewarmedPrompts<Warm>>,
     /// Second tries that are left.
     pub retries: Mutex<RetryBudget>,
     /// Invalidations that each tenant may give, in hand.
@@ -356,7 +356,7 @@ impl Site {
 
     /// What is to be told of invalidations beside the caches.
     pub fn told_of_invalidations(&self) -> Arc<dyn Applied> {
-        Arc::<PrewarmedPrompts<Prompts>>::clone(&self.prewarmed)
+        Arc::<PrewarmedPrompts<Warm>>::clone(&self.prewarmed)
     }
 
     /// Serves an accepted request: admits it, then runs the other stages in a task of their own. An error means that

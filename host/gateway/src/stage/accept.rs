@@ -10,6 +10,7 @@ mod narrow;
 mod original;
 mod prompt;
 mod refused;
+mod warm;
 
 use crate::accepted::Accepted;
 use crate::error::{ErrorKind, RequestError};
@@ -21,10 +22,12 @@ use generation::Generation;
 use hints::Hints;
 use portolan_base::{ModelName, Moment, RequestId, TenantName};
 use portolan_decide::{Manner, PrefillMode, RequestKind};
+use portolan_policy::NameTables;
 use portolan_ports::{Principal, Sampling, TenantRecord};
 pub use prompt::Prompts;
 use std::sync::Arc;
 use std::time::Duration;
+pub use warm::Warm;
 
 /// Bodies above this are accepted off the serving threads: tokenising runs at some 5 MB/s, so that 32 KiB hold a
 /// thread for about 6 ms, the length of one decode step.
@@ -118,16 +121,19 @@ pub struct Order {
 pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
     let _span = tracing::info_span!("accept", request = %call.id).entered();
     let mut fields = Fields::parse(&call.body)?;
-    let hints = Hints::take(&mut fields, &call.headers)?;
+    let mut hints = Hints::take(&mut fields, &call.headers)?;
     let tenant = narrow::tenant(site, &call.principal, &hints)?;
-    let tenant = narrow::narrow(tenant, &site.parts.fleet.names(), &hints)?;
     let (name, model) = served(site, &mut fields)?;
+    let names = site.parts.fleet.names();
+    let warm = what_is_warm(site, &mut hints, (&tenant.name, &name), &names, call.at)?;
+    let tenant = narrow::narrow(tenant, &names, &hints)?;
     if hints.life.is_some() {
         let text = "portolan.ttl_s is for /v1/portolan/prewarm, which says how long a prompt is kept";
         return Err(RequestError::bad_field("portolan.ttl_s", text));
     }
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
     let salt = fields.text("cache_salt", hints::TEXT_MAX_BYTES)?;
+    let salt = salt.or_else(|| warm.as_ref()?.salt());
     let draft = Draft {
         id,
         at: call.at,
@@ -136,6 +142,7 @@ pub fn accept(site: &Site, call: &Call) -> Result<Order, RequestError> {
         hints,
         endpoint: call.endpoint,
         salt,
+        warm,
     };
     if model.served == ServedBy::Pieces {
         return draft.computed(site, call, fields, model);
@@ -155,8 +162,7 @@ impl Draft {
         refused::check(&mut fields)?;
         let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
         let prompts = Prompts::take(&mut fields, call.endpoint)?;
-        let whose = (&self.tenant.name, &self.model);
-        let prompts = after_what_is_warm(site, &self.hints, whose, prompts, call.at)?;
+        let prompts = behind(self.warm.as_ref(), prompts)?;
         let prompts = prompts.tokenise(model, &self.tenant.name)?;
         generation.check_tokens(model.description.vocabulary)?;
         let requests = self.requests(&generation, &prompts, model.description.context_tokens.0)?;
@@ -176,7 +182,7 @@ impl Draft {
         fields: &Fields<'_>,
         model: &ServedModel,
     ) -> Result<Order, RequestError> {
-        if self.hints.cache_id.is_some() {
+        if self.warm.is_some() {
             // What is put before the prompt is put there by the gateway.
             return match model.served {
                 ServedBy::Whole => Err(RequestError::bad_field(
@@ -231,8 +237,8 @@ impl Draft {
 pub struct WarmOrder {
     /// What is computed.
     pub request: Accepted,
-    /// The prompt as it was sent.
-    pub content: Prompts,
+    /// The prompt as it was sent, and under what.
+    pub content: Warm,
     /// How long it is to be known.
     pub life: Option<Duration>,
 }
@@ -242,12 +248,15 @@ pub struct WarmOrder {
 pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestError> {
     let _span = tracing::info_span!("accept", request = %call.id).entered();
     let mut fields = Fields::parse(&call.body)?;
-    let hints = Hints::take(&mut fields, &call.headers)?;
+    let mut hints = Hints::take(&mut fields, &call.headers)?;
     let tenant = narrow::tenant(site, &call.principal, &hints)?;
-    let tenant = narrow::narrow(tenant, &site.parts.fleet.names(), &hints)?;
     let (name, model) = served(site, &mut fields)?;
+    let names = site.parts.fleet.names();
+    let warm = what_is_warm(site, &mut hints, (&tenant.name, &name), &names, call.at)?;
+    let tenant = narrow::narrow(tenant, &names, &hints)?;
     refused::check(&mut fields)?;
     let salt = fields.text("cache_salt", hints::TEXT_MAX_BYTES)?;
+    let salt = salt.or_else(|| warm.as_ref()?.salt());
     let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
     if model.served == ServedBy::Whole {
         let text = "no engine that serves this model here computes a prompt ahead of its request";
@@ -257,8 +266,7 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
         let text = "a prompt is computed ahead at the site that is asked: leave it out, or say local_only";
         return Err(RequestError::bad_field("prefill_policy", text));
     }
-    let content = Prompts::take(&mut fields, call.endpoint)?;
-    let content = after_what_is_warm(site, &hints, (&tenant.name, &name), content, call.at)?;
+    let content = behind(warm.as_ref(), Prompts::take(&mut fields, call.endpoint)?)?;
     let prompts = content.clone().tokenise(model, &tenant.name)?;
     let life = hints.life;
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
@@ -275,12 +283,13 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
         hints,
         endpoint: call.endpoint,
         salt,
+        warm,
     };
     let mut requests = draft.requests(&generation, &prompts, model.description.context_tokens.0)?;
     match (requests.pop(), requests.is_empty()) {
         (Some(request), true) => Ok(WarmOrder {
+            content: Warm::of(content, &request),
             request,
-            content,
             life,
         }),
         _ => Err(RequestError::bad_field(
@@ -290,17 +299,27 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
     }
 }
 
-/// The prompt, behind the one that its `portolan.cache_id` names.
-fn after_what_is_warm(
+/// The prompt that a request's `portolan.cache_id` names, to which the request is bound from here on.
+fn what_is_warm(
     site: &Site,
-    hints: &Hints,
+    hints: &mut Hints,
     (tenant, model): (&TenantName, &ModelName),
-    prompts: Prompts,
+    names: &NameTables,
     now: Moment,
-) -> Result<Prompts, RequestError> {
-    match &hints.cache_id {
+) -> Result<Option<Warm>, RequestError> {
+    let Some(id) = &hints.cache_id else {
+        return Ok(None);
+    };
+    let warm = site.prewarmed.of(id, tenant, model, now)?;
+    warm.bind(hints, names)?;
+    Ok(Some(warm))
+}
+
+/// The prompts, behind the one that was computed ahead.
+fn behind(warm: Option<&Warm>, prompts: Prompts) -> Result<Prompts, RequestError> {
+    match warm {
         None => Ok(prompts),
-        Some(id) => site.prewarmed.of(id, tenant, model, now)?.followed_by(prompts),
+        Some(warm) => warm.prompts.clone().followed_by(prompts),
     }
 }
 
@@ -348,6 +367,8 @@ struct Draft {
     endpoint: Endpoint,
     /// The client's own.
     salt: Option<String>,
+    /// What its prompt begins with.
+    warm: Option<Warm>,
 }
 
 /// How the tokens of one answer are drawn.

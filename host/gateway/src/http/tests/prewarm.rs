@@ -1,7 +1,11 @@
 //! A prompt that is computed ahead, and the requests that begin with it.
 
 use super::support::{ACME, App, GLOBEX, OPERATOR, expect_error};
-use portolan_ports::EngineFault;
+use crate::accepted::Accepted;
+use crate::stage::accept::{Call, Endpoint, accept};
+use axum::http::HeaderMap;
+use portolan_base::{RequestId, TenantName};
+use portolan_ports::{EngineFault, Principal};
 use serde_json::{Value, json};
 
 const DOOR: &str = "/v1/portolan/prewarm";
@@ -89,6 +93,90 @@ async fn nobody_elses_and_nothing_unknown_is_gone_on_from() {
     );
     let body = json!({"model": "fake", "prompt": "x", "portolan": {"cache_id": "cache-0"}});
     expect_error("unknown", &app.complete(body).await, expected);
+}
+
+/// What the host understands of a request of acme's.
+fn accepted(app: &App, body: &Value) -> Accepted {
+    let call = Call {
+        endpoint: Endpoint::Completion,
+        principal: Principal::Tenant(TenantName::new("acme").unwrap()),
+        headers: HeaderMap::new(),
+        body: body.to_string().into(),
+        id: RequestId::from_client("r1").unwrap(),
+        at: app.site.parts.clock.now(),
+    };
+    accept(&app.site, &call).unwrap().requests.remove(0)
+}
+
+#[tokio::test]
+async fn who_goes_on_from_it_is_bound_as_it_was() {
+    let app = App::new();
+    let bound = json!({"jurisdiction": "eu", "user_class": "sensitive",
+                       "dependencies": [{"kind": "document", "name": "h", "version": "7"}]});
+    let told = warm(
+        &app,
+        json!({"model": "fake", "prompt": "about a patient", "cache_salt": "s", "portolan": bound}),
+    )
+    .await;
+    let with = |more: Value| {
+        let mut hints = json!({"cache_id": told["id"]});
+        hints
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        json!({"model": "fake", "prompt": "x", "portolan": hints})
+    };
+    let request = accepted(&app, &with(json!({})));
+    assert_eq!(
+        (
+            request.tenant.jurisdiction.as_str(),
+            request.tenant.user_class.as_str()
+        ),
+        ("eu", "sensitive")
+    );
+    assert_eq!(request.cache_salt.as_deref(), Some("s"));
+    let named = |request: &Accepted| {
+        let named = request.dependencies.iter();
+        named
+            .map(|d| format!("{} {}", d.name, d.version))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(named(&request), ["h 7"]);
+    let more =
+        json!({"user_class": "secret", "dependencies": [{"kind": "document", "name": "g", "version": "1"}]});
+    let request = accepted(&app, &with(more));
+    assert_eq!(request.tenant.user_class, "secret", "it may narrow further");
+    assert_eq!(named(&request), ["g 1", "h 7"]);
+
+    for elsewhere in ["us", "any"] {
+        let reply = app.complete(with(json!({"jurisdiction": elsewhere}))).await;
+        let expected = (
+            403,
+            "permission_error",
+            Some("portolan.jurisdiction"),
+            "stays in eu",
+        );
+        expect_error(elsewhere, &reply, expected);
+    }
+    let newer = json!({"dependencies": [{"kind": "document", "name": "h", "version": "8"}]});
+    let expected = (
+        400,
+        "invalid_request_error",
+        Some("portolan.dependencies"),
+        "at version 7",
+    );
+    expect_error("another version", &app.complete(with(newer)).await, expected);
+
+    // What is computed ahead on top of it is bound as well.
+    let on_top = warm(&app, with(json!({}))).await;
+    let request = accepted(
+        &app,
+        &json!({"model": "fake", "prompt": "y", "portolan": {"cache_id": on_top["id"]}}),
+    );
+    assert_eq!(
+        (request.tenant.jurisdiction.as_str(), named(&request)),
+        ("eu", vec!["h 7".to_owned()])
+    );
 }
 
 #[tokio::test]

@@ -63,10 +63,32 @@ pub(super) fn narrow(
     Ok(tenant)
 }
 
+/// Whether a jurisdiction, as a tenant or a request states it, binds data to anything.
+pub(super) fn restricts(jurisdiction: &str) -> bool {
+    !(jurisdiction.is_empty() || jurisdiction == ANY)
+}
+
+/// Of two classes the one that is listed later. One that is not listed is left to be refused.
+pub(super) fn more_restricted<'c>(names: &NameTables, one: &'c str, other: &'c str) -> &'c str {
+    let position = |class: &str| match class {
+        "" => 0,
+        class => names
+            .user_classes
+            .iter()
+            .position(|known| known == class)
+            .unwrap_or(usize::MAX),
+    };
+    if position(one) >= position(other) && !one.is_empty() {
+        one
+    } else {
+        other
+    }
+}
+
 /// A tenant bound to a jurisdiction stays in it; one that is not bound may choose any.
 fn jurisdiction(own: &str, names: &NameTables, asked: Option<&str>) -> Result<String, RequestError> {
     const PATH: &str = "portolan.jurisdiction";
-    let unbound = own.is_empty() || own == ANY;
+    let unbound = !restricts(own);
     if !unbound && names.jurisdiction(own).is_none() {
         // Serving it as if it were unrestricted would send data where it must not go.
         return Err(misconfigured(&format!("jurisdiction {own:?}")));
