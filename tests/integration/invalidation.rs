@@ -1,7 +1,7 @@
 //! What is invalidated at one site is used at no site any more, once whoever ordered it was told that it is done.
 
 use portolan::client::{Client, ClientError};
-use portolan::config::Config;
+use portolan::config::{Config, PressureConfig};
 use portolan_base::{Dependency, ModelName};
 use portolan_ports::{CacheValidity, Invalidated, Order, Patience, Running};
 use portolan_tests::world::{ACME, ADMIN, GLOBEX, MODEL, record_of, shipped};
@@ -238,6 +238,60 @@ fn a_tenants_policy_decides_what_a_change_kills_of_its_own() {
         [of(ACME, 1), of(GLOBEX, 1)],
         [0, 0],
         "nobody lets an older version live"
+    );
+}
+
+#[test]
+fn where_room_runs_out_a_tenants_policy_chooses_what_goes_of_its_own() {
+    let world = world(|config| {
+        let instances = config.sites.iter_mut().flat_map(|site| &mut site.instances);
+        instances.for_each(|instance| instance.kv_pool_mib = 4);
+        config.invalidation.pressure = PressureConfig {
+            high_percent: 90,
+            low_percent: 80,
+            pause_s: 1,
+        };
+    });
+    let used = |tenant: &str| {
+        let stats = world.client(ADMIN).get("/v1/portolan/kv/stats").unwrap().body;
+        let tenants = stats["data"][0]["tenants"].as_array().unwrap().clone();
+        let of = |part: &&Value| part["tenant"] == tenant;
+        let part = tenants.iter().find(of).cloned().unwrap_or_default();
+        [&part["bytes"], &part["evicted"]].map(|number| number.as_u64().unwrap_or_default())
+    };
+    let decisions = |key| {
+        let said = world.client(key).get("/v1/portolan/kv/decisions").unwrap().body;
+        said["data"].as_array().unwrap().clone()
+    };
+    cached(&world, GLOBEX, 1);
+    let globex = used("globex")[0];
+    let mut latest = 1;
+    while used("acme")[1] == 0 {
+        assert!(latest < 500, "a pool of 4 MiB has no end: {:?}", used("acme"));
+        latest += 1;
+        cached(&world, ACME, latest);
+    }
+    let full = used("acme")[0];
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    assert_eq!((used("acme")[0], decisions(ADMIN).len()), (full, 0), "nobody is bound");
+
+    let half = r#"{"keep_permille": 500}"#;
+    world.push(ACME, ("acme", "invalidation"), &shipped("idle"), half).unwrap();
+    world.wait("acme's policy made room", || used("acme")[0] < full * 6 / 10);
+    let said = decisions(ACME);
+    let one = said.last().expect("it is written down");
+    assert_eq!(
+        (&one["whose"], &one["policy"]["source"], &one["policy"]["outcome"]),
+        (&"acme".into(), &"tenant".into(), &"ok".into()),
+        "{one}"
+    );
+    assert!(one["event"]["capacity-pressure"]["used_mib"].as_u64() > Some(0), "{one}");
+    assert!(one["blocks"].as_u64() > Some(0) && one["place"]["instance"] == "p1", "{one}");
+    assert_eq!((used("globex")[0], decisions(GLOBEX).len()), (globex, 0), "it is about its own");
+    assert_eq!(
+        [cached(&world, GLOBEX, 1), cached(&world, ACME, latest), cached(&world, ACME, 2)],
+        [BLOCKS, BLOCKS, 0],
+        "what was used last stayed"
     );
 }
 

@@ -140,6 +140,7 @@ impl SiteInvalidation {
         tasks.spawn(Arc::clone(self).follow());
         tasks.spawn(Arc::clone(self).beat());
         tasks.spawn(Arc::clone(self).tick());
+        tasks.spawn(Arc::clone(self).make_room());
         tasks
     }
 

@@ -13,6 +13,7 @@
 //! | `/v1/portolan/instances/{name}/drain`, `…/resume` | the operator | `instances.rs` |
 //! | `/v1/portolan/site`, `…/drain`, `…/return` | the operator | `service.rs` |
 //! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
+//! | `/v1/portolan/kv/decisions` | a tenant sees its own policy's, the operator all | `decisions.rs` |
 //! | `/v1/portolan/config`, `…/history`, `…/pending`, `…/sites`, `…/reload`, `…/rollback`, `…/approve`, `…/reject` | the operator | `config.rs` |
 //! | `/v1/portolan/store/snapshot` | the operator | `recovery.rs` |
 //! | `/v1/portolan/invalidate` | a tenant for its own KV, the operator for all | `invalidate.rs` |
@@ -22,6 +23,7 @@ mod admin;
 mod auth;
 mod body;
 mod config;
+mod decisions;
 pub mod errors;
 mod events;
 mod inference;
@@ -46,7 +48,7 @@ mod wire;
 
 pub use tag::REQUEST_ID;
 
-pub(crate) use kv::each_card;
+pub(crate) use kv::{each_card, each_place, word as tier_word};
 
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
@@ -100,6 +102,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/kv/blocks", get(kv::blocks))
         .route("/v1/portolan/kv/blocks/{id}", get(kv::block))
         .route("/v1/portolan/kv/evict", post(kv::evict))
+        .route("/v1/portolan/kv/decisions", get(decisions::list))
         .route("/v1/portolan/invalidate", post(invalidate::invalidate))
         .route("/v1/portolan/kv/quarantine", get(inspect::quarantine))
         .route("/v1/portolan/tenants/{tenant}/policies", get(admin::list))
@@ -157,6 +160,7 @@ async fn metrics(State(site): State<Arc<Site>>) -> Response {
     samples.extend(site.recovery_samples());
     samples.extend(site.parts.engines.values().flat_map(|engine| engine.samples()));
     samples.extend(site.parts.validity.samples());
+    samples.extend(site.decisions.samples());
     (
         [(header::CONTENT_TYPE, OPEN_METRICS)],
         site.metrics.render(in_flight, &view, samples),

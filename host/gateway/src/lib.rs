@@ -31,5 +31,5 @@ pub use answer::{Answer, AnswerEvent, Usage};
 pub use error::{ErrorKind, RequestError};
 pub use live::Live;
 pub use public::PublicPrefixes;
-pub use reaction::PolicyReaction;
+pub use reaction::{PolicyReaction, PressureRules};
 pub use site::{Limits, ServedBy, ServedModel, Site, SiteParts};

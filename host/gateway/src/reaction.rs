@@ -4,13 +4,20 @@
 //! Where nobody has bound a policy, and where one fails, the built-in version rule decides. With policies bound, an event
 //! goes through the cards of what is cached, once; without, through the index of dependencies alone.
 
+mod decisions;
 mod groups;
+mod pressure;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use decisions::{Decisions, Place, ReactionRecord};
+pub use pressure::PressureRules;
+
 use crate::http::each_card;
+use crate::rollout;
 use crate::site::Site;
 use groups::Groups;
+use parking_lot::Mutex;
 use portolan_base::{Dependency, Scope};
 use portolan_decide::ask::Asker;
 use portolan_kv::Selector;
@@ -19,6 +26,7 @@ use portolan_policy::{
     Scope as Whose,
 };
 use portolan_ports::{Deciding, Invalidated};
+use pressure::Pressed;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -27,16 +35,27 @@ const FALLBACK: &str = "the built-in version rule";
 
 /// Asks a site's policies what dies. Until the site exists the version rule decides.
 #[derive(Default)]
-pub struct PolicyReaction(OnceLock<Weak<Site>>);
+pub struct PolicyReaction {
+    site: OnceLock<Weak<Site>>,
+    pressed: Mutex<Pressed>,
+}
 
 impl PolicyReaction {
+    /// One that asks who makes room as these rules say.
+    pub fn new(rules: PressureRules) -> Self {
+        Self {
+            site: OnceLock::new(),
+            pressed: Mutex::new(Pressed::new(rules)),
+        }
+    }
+
     /// Asks the policies of this site from here on. Set once.
     pub fn attach(&self, site: &Arc<Site>) {
-        drop(self.0.set(Arc::downgrade(site)));
+        drop(self.site.set(Arc::downgrade(site)));
     }
 
     fn site(&self) -> Option<Arc<Site>> {
-        self.0.get()?.upgrade()
+        self.site.get()?.upgrade()
     }
 }
 
@@ -54,6 +73,13 @@ impl Deciding for PolicyReaction {
         };
         let now = site.parts.clock.now().millis();
         decide(&site, &Event::Tick(now), None, Vec::new())
+    }
+
+    fn pressure(&self) -> Vec<Selector> {
+        match self.site() {
+            Some(site) => pressure::relieve(&site, &mut self.pressed.lock()),
+            None => Vec::new(),
+        }
     }
 }
 
@@ -128,7 +154,7 @@ fn model_index(names: &NameTables, model: &str) -> Option<u32> {
 
 /// What dies: what the platform's policy says of all blocks, what each tenant's says of its own, and what `rule` says of
 /// those that no policy answered for.
-fn decide(site: &Site, event: &Event, about: Option<&Scope>, rule: Vec<Selector>) -> Vec<Selector> {
+fn decide(site: &Arc<Site>, event: &Event, about: Option<&Scope>, rule: Vec<Selector>) -> Vec<Selector> {
     let mut bound = Bound::of(site);
     bound
         .tenants
@@ -153,15 +179,15 @@ fn decide(site: &Site, event: &Event, about: Option<&Scope>, rule: Vec<Selector>
     let platform = bound.platform.as_ref();
     let platform = platform.and_then(|policy| ask(site, policy.as_ref(), event, &groups, None));
     for (scope, policy) in &bound.tenants {
-        if let Some(directives) = ask(site, policy.as_ref(), event, &groups, Some(scope)) {
-            dies.extend(selectors(&directives, &groups, Some(scope), &names));
+        if let Some(of_tenant) = ask(site, policy.as_ref(), event, &groups, Some(scope)) {
+            dies.extend(of_tenant);
             answered.push(scope.clone());
         }
     }
     match platform {
-        Some(directives) => {
+        Some(of_all) => {
             // It was asked about all blocks, and what it lets live may still die by the tenant's own word.
-            dies.extend(selectors(&directives, &groups, None, &names));
+            dies.extend(of_all);
             let failed = bound.tenants.keys().filter(|scope| !answered.contains(scope));
             for scope in failed {
                 dies.extend(rule.iter().map(|rule| within(rule, scope)));
@@ -176,14 +202,14 @@ fn decide(site: &Site, event: &Event, about: Option<&Scope>, rule: Vec<Selector>
     dies
 }
 
-/// Asks one policy about the blocks of a scope, or all; none when it failed.
+/// Asks one policy about the blocks of a scope, or all, and writes down what it said; none when it failed.
 fn ask(
-    site: &Site,
+    site: &Arc<Site>,
     policy: &dyn Policy,
     event: &Event,
     groups: &Groups<'_>,
     of: Option<&Scope>,
-) -> Option<Vec<Directive>> {
+) -> Option<Vec<Selector>> {
     let cells = groups.cells(of);
     let labels = BTreeMap::new();
     let mut asker = Asker::new(site.parts.clock.as_ref(), &labels, "");
@@ -192,23 +218,33 @@ fn ask(
         groups: Matrix::new(GroupColumn::COUNT as u32, &cells),
     };
     let answer = asker.ask(policy, question, FALLBACK);
-    for fallback in asker.fallbacks {
+    for fallback in &asker.fallbacks {
         tracing::warn!(site = %site.parts.name, from = %fallback.from, to = %fallback.to, reason = %fallback.reason,
             "an invalidation policy failed");
     }
-    match answer {
-        Some(Answer::Invalidation(directives)) => Some(directives),
+    let dies = match answer {
+        Some(Answer::Invalidation(directives)) => Some(selectors(&directives, groups, of)),
         _ => None,
+    };
+    let tenant = match of {
+        Some(Scope::Tenant(tenant)) => Some(tenant),
+        _ => None,
+    };
+    rollout::count_calls(site, tenant, &asker.calls);
+    let named = dies.iter().flatten().filter_map(|selector| match selector {
+        Selector::Blocks(ids) => Some((ids.len() as u64, groups.bytes(of, ids))),
+        _ => None,
+    });
+    let named = named.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+    for call in asker.calls {
+        let decision = ReactionRecord::new(site, (event, groups.place()), call, named);
+        site.decisions.note(of, decision);
     }
+    dies
 }
 
 /// The blocks that a policy's directives are about, of a scope alone where it is a tenant's.
-fn selectors(
-    directives: &[Directive],
-    groups: &Groups<'_>,
-    of: Option<&Scope>,
-    names: &NameTables,
-) -> Vec<Selector> {
+fn selectors(directives: &[Directive], groups: &Groups<'_>, of: Option<&Scope>) -> Vec<Selector> {
     let mut ids = HashSet::new();
     let mut found = Vec::new();
     for directive in directives {
@@ -218,7 +254,7 @@ fn selectors(
                 of: of.cloned(),
             }),
             Directive::BelowVersion { model, version } => {
-                let model = names.models.get(*model as usize);
+                let model = groups.names().models.get(*model as usize);
                 ids.extend(groups.blocks(of, |group| {
                     Some(group.model.as_str()) == model.map(String::as_str) && group.version < *version
                 }));

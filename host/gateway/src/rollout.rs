@@ -4,8 +4,8 @@
 use crate::accepted::Accepted;
 use crate::policies::{Breach, Enforced};
 use crate::site::Site;
-use portolan_base::TenantKey;
-use portolan_decide::{Draw, PathRecord, ShadowRecord, shadow};
+use portolan_base::{TenantKey, TenantName};
+use portolan_decide::{Draw, PathRecord, PolicyRecord, ShadowRecord, shadow};
 use portolan_policy::Policy;
 use std::sync::Arc;
 
@@ -22,12 +22,17 @@ pub(crate) fn draw(secret: &[u8; 32], request: &Accepted) -> Draw {
     Draw::of(key.opaque(drawn_by))
 }
 
-/// Takes note of a request that was settled.
-pub(crate) fn follow_up(site: &Arc<Site>, shadows: &[Arc<dyn Policy>], record: &PathRecord) {
-    for breach in site.parts.desk.observe(record) {
+/// Takes note of calls: a tenant's are `tenant`'s. Where a budget is spent, its version is taken out of force.
+pub(crate) fn count_calls(site: &Arc<Site>, tenant: Option<&TenantName>, calls: &[PolicyRecord]) {
+    for breach in site.parts.desk.observe_calls(tenant, calls) {
         let site = Arc::clone(site);
         tokio::task::spawn_blocking(move || enforce(&site, &breach));
     }
+}
+
+/// Takes note of a request that was settled.
+pub(crate) fn follow_up(site: &Arc<Site>, shadows: &[Arc<dyn Policy>], record: &PathRecord) {
+    count_calls(site, Some(&record.tenant), &record.policies);
     if shadows.is_empty() {
         return;
     }

@@ -11,6 +11,7 @@ use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
 use crate::prewarmed::PrewarmedPrompts;
 use crate::public::PublicPrefixes;
+use crate::reaction::Decisions;
 use crate::records::RecordLog;
 use crate::recovery::Recovery;
 use crate::replicate::Replication;
@@ -204,6 +205,8 @@ pub struct Site {
     pub(crate) orders: Mutex<BTreeMap<TenantName, RetryBudget>>,
     /// Recent requests.
     pub records: RecordLog,
+    /// What invalidation policies were asked and said lately.
+    pub(crate) decisions: Decisions,
     /// How much each tenant's requests produce.
     pub outputs: OutputMeans,
     /// Counters and histograms.
@@ -265,6 +268,7 @@ impl Site {
             draining: AtomicBool::new(false),
             live: ArcSwap::from_pointee(live),
             records: RecordLog::new(limits.records),
+            decisions: Decisions::default(),
             outputs: OutputMeans::default(),
             metrics: Metrics::new(),
             tenants: TenantsInFlight::new(limits.tenant_in_flight),

@@ -34,7 +34,7 @@ pub use common::{COMMON, common_of, with_common};
 pub use compression::LinkCompression;
 pub use engine::{EngineKind, HandOverConfig, KvEventsConfig, ServerConfig};
 pub use fleet::{FleetConfig, FleetSecret, NatsSettings, NatsTlsSettings};
-pub use invalidation::InvalidationConfig;
+pub use invalidation::{InvalidationConfig, PressureConfig};
 pub use kv::{KvConfig, PrewarmConfig, PublicPrefix, ReplicateConfig, TiersConfig};
 pub use limits::LimitsConfig;
 pub use link::{LinkConfig, PathConfig, SimulatedWan};

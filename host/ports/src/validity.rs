@@ -129,6 +129,11 @@ pub trait Deciding: Send + Sync {
 
     /// What dies because of the time alone.
     fn tick(&self) -> Vec<Selector>;
+
+    /// What goes because room runs out, where somebody else than the pools is to choose; asked twice a second.
+    fn pressure(&self) -> Vec<Selector> {
+        Vec::new()
+    }
 }
 
 /// The built-in version rule, alone.

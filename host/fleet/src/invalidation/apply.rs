@@ -33,6 +33,19 @@ impl SiteInvalidation {
         }
     }
 
+    /// Has policies choose what goes where room runs out.
+    pub(super) fn apply_pressure(&self) {
+        for selector in self.parts.deciding.pressure() {
+            let gone = match &selector {
+                // Nothing is wrong with them: whoever runs on them goes on.
+                Selector::Blocks(_) => self.parts.tiers.evict(&selector),
+                _ => self.parts.tiers.invalidate(&selector),
+            };
+            tracing::info!(site = %self.parts.site, blocks = gone.blocks, bytes = gone.bytes.0,
+                "a policy made room");
+        }
+    }
+
     /// What an order would do here.
     pub(super) fn would_apply(&self, what: &Invalidated) -> Forgotten {
         let selectors = match what {

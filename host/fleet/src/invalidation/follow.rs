@@ -20,6 +20,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// How often policies are asked what dies of age: as the contract says.
 const TICK: Duration = Duration::from_secs(60);
 
+/// How often it is looked how full the site is. A pool of 10 GiB that takes in a gigabyte a second fills its last
+/// twentieth in as long.
+const PRESSURE: Duration = Duration::from_millis(500);
+
 /// How often the site's place in the stream is written down while orders come.
 const WRITE: Duration = Duration::from_secs(1);
 
@@ -269,6 +273,17 @@ impl SiteInvalidation {
                 let look = move || agent.apply_tick();
                 self.blocking(look).await;
             }
+        }
+    }
+
+    /// Has policies look how full the site is. By itself: a policy that is slow holds up nothing else.
+    pub(super) async fn make_room(self: Arc<Self>) {
+        let mut ticks = interval(PRESSURE);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let agent = Arc::clone(&self);
+            self.blocking(move || agent.apply_pressure()).await;
         }
     }
 

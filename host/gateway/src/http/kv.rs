@@ -3,6 +3,7 @@
 mod place;
 
 pub(super) use place::samples;
+pub(crate) use place::{each_place, word};
 
 use super::models::List;
 use super::{auth, body, errors, instances};
@@ -15,7 +16,7 @@ use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
-use place::{BlockBody, PlaceBody, caches, card_body, each_place, word};
+use place::{BlockBody, PlaceBody, caches, card_body};
 use portolan_base::{BlockId, Dependency, Scope, TenantName};
 use portolan_kv::Selector;
 use portolan_kv::tier::{Card, Tiers};

@@ -10,6 +10,7 @@ mod invalidate;
 mod kv;
 mod narrowing;
 mod patience;
+mod pressure;
 mod prewarm;
 mod quotas;
 mod records;

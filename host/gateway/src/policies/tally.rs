@@ -1,6 +1,7 @@
 //! What each version costs: calls and faults since the last change of its slot, and its budget.
 
 use super::{DeskError, PolicyDesk, PolicySlot};
+use portolan_base::TenantName;
 use portolan_decide::{BudgetMeter, PathRecord, PolicyRecord, ShadowRecord, Spent, TrialStage};
 use portolan_policy::{PolicySource, Scope};
 use portolan_ports::{BindingRecord, RolloutRecord};
@@ -47,15 +48,24 @@ struct Tally {
 }
 
 impl Tallies {
-    fn of(&mut self, call: &PolicyRecord, record: &PathRecord) -> Option<(PolicySlot, &mut Tally)> {
-        let scope = match call.source {
-            PolicySource::BuiltIn => return None,
-            PolicySource::Platform => Scope::Platform,
-            PolicySource::Tenant => Scope::Tenant(record.tenant.clone()),
-        };
+    fn of(
+        &mut self,
+        call: &PolicyRecord,
+        tenant: Option<&TenantName>,
+    ) -> Option<(PolicySlot, &mut Tally)> {
+        let scope = scope_of(call, tenant)?;
         let slot = PolicySlot::new(scope, call.question);
         let versions = self.0.entry(slot.clone()).or_default();
         Some((slot, versions.entry(call.version.clone()).or_default()))
+    }
+}
+
+/// Whose policy answered a call that was made for `tenant`; none where it is built in.
+pub(super) fn scope_of(call: &PolicyRecord, tenant: Option<&TenantName>) -> Option<Scope> {
+    match call.source {
+        PolicySource::BuiltIn => None,
+        PolicySource::Platform => Some(Scope::Platform),
+        PolicySource::Tenant => tenant.cloned().map(Scope::Tenant),
     }
 }
 
@@ -63,12 +73,17 @@ impl PolicyDesk {
     /// Counts the calls of a request that was settled. What it gives is to be handed to [`PolicyDesk::enforce`], off
     /// the request's way. Does not block on the disk.
     pub fn observe(&self, record: &PathRecord) -> Vec<Breach> {
+        self.observe_calls(Some(&record.tenant), &record.policies)
+    }
+
+    /// The same of calls that were made for a tenant, or for nobody.
+    pub fn observe_calls(&self, tenant: Option<&TenantName>, calls: &[PolicyRecord]) -> Vec<Breach> {
         let mut tallies = self.tallies.lock();
         let mut breaches = Vec::new();
         let mut used = self.used.lock();
-        for call in &record.policies {
-            used.count(call, record, false);
-            let Some((slot, tally)) = tallies.of(call, record) else {
+        for call in calls {
+            used.count(call, tenant, false);
+            let Some((slot, tally)) = tallies.of(call, tenant) else {
                 continue;
             };
             let failed = call.outcome != "ok";
@@ -93,8 +108,8 @@ impl PolicyDesk {
         let mut tallies = self.tallies.lock();
         let mut used = self.used.lock();
         for shadow in shadows {
-            used.count(&shadow.call, record, true);
-            if let Some((_, tally)) = tallies.of(&shadow.call, record) {
+            used.count(&shadow.call, Some(&record.tenant), true);
+            if let Some((_, tally)) = tallies.of(&shadow.call, Some(&record.tenant)) {
                 tally.counts.shadow_calls += 1;
                 tally.counts.shadow_faults += u64::from(shadow.call.outcome != "ok");
                 tally.counts.shadow_differs += u64::from(shadow.differs.is_some());

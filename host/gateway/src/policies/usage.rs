@@ -1,8 +1,10 @@
 //! What a tenant used: what the desk counted since the host started, and what the store and the state hold.
 
+use super::tally::scope_of;
 use super::{DeskError, PolicyDesk, PolicySlot};
-use portolan_decide::{PathRecord, PolicyRecord};
-use portolan_policy::{PolicySource, QuestionKind, Scope};
+use portolan_base::TenantName;
+use portolan_decide::PolicyRecord;
+use portolan_policy::{QuestionKind, Scope};
 use portolan_ports::{Reading, Sample, StateUsed};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -104,11 +106,9 @@ pub(super) struct Ledger(BTreeMap<Scope, BTreeMap<(QuestionKind, String), Policy
 
 impl Ledger {
     /// Counts a call; what the built-in policies do is nobody's use.
-    pub(super) fn count(&mut self, call: &PolicyRecord, record: &PathRecord, is_shadow: bool) {
-        let scope = match call.source {
-            PolicySource::BuiltIn => return,
-            PolicySource::Platform => Scope::Platform,
-            PolicySource::Tenant => Scope::Tenant(record.tenant.clone()),
+    pub(super) fn count(&mut self, call: &PolicyRecord, tenant: Option<&TenantName>, is_shadow: bool) {
+        let Some(scope) = scope_of(call, tenant) else {
+            return;
         };
         let policies = self.0.entry(scope).or_default();
         let used = policies.entry((call.question, call.name.clone())).or_default();
@@ -181,7 +181,6 @@ fn share(used: u64, limit: u64, boundless: u64) -> Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portolan_base::TenantName;
 
     #[test]
     fn log_lines_are_those_of_the_scopes_own_versions() {

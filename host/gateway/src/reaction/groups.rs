@@ -1,9 +1,11 @@
 //! What is cached, in the groups that a policy sees: a scope's blocks of one model and version.
 
+use super::Place;
 use portolan_base::{BlockId, Dependency, ModelName, Moment, Scope};
 use portolan_kv::tier::Card;
 use portolan_policy::{GroupRow, NameTables};
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Dependencies of an event that the `depends-bits` column can speak of.
 const BITS: usize = 32;
@@ -28,6 +30,7 @@ struct Members {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     id: BlockId,
+    parent: Option<BlockId>,
     bytes: u64,
     used_at: Moment,
     idle_ms: u64,
@@ -38,6 +41,8 @@ pub(super) struct Groups<'a> {
     names: &'a NameTables,
     site: u32,
     changed: &'a [Dependency],
+    /// The one pool or tier whose blocks they are; none: all of the site's.
+    place: Option<Place>,
     groups: BTreeMap<Group, Members>,
 }
 
@@ -48,8 +53,21 @@ impl<'a> Groups<'a> {
             names,
             site,
             changed,
+            place: None,
             groups: BTreeMap::new(),
         }
+    }
+
+    /// The same, of one pool or tier.
+    pub(super) fn in_place(self, place: Place) -> Self {
+        Self {
+            place: Some(place),
+            ..self
+        }
+    }
+
+    pub(super) fn place(&self) -> Option<&Place> {
+        self.place.as_ref()
     }
 
     /// One more block; copies in several places count each.
@@ -74,6 +92,7 @@ impl<'a> Groups<'a> {
         members.depends |= depends;
         members.blocks.push(Member {
             id: card.id,
+            parent: card.parent,
             bytes: card.size.0,
             used_at: card.used_at,
             idle_ms: u64::try_from(now.since(card.used_at).as_millis()).unwrap_or(u64::MAX),
@@ -129,10 +148,13 @@ impl<'a> Groups<'a> {
             .collect()
     }
 
-    /// The blocks used longest ago, of at least so many bytes together.
+    /// The blocks used longest ago, of at least so many bytes together. Of a prompt's blocks, which were used at the same
+    /// time, the last goes first: what was computed on top of a block goes with it.
     pub(super) fn oldest(&self, of: Option<&Scope>, bytes: u64) -> Vec<BlockId> {
         let mut blocks: Vec<&Member> = self.shown(of).flat_map(|(_, members)| &members.blocks).collect();
-        blocks.sort_unstable_by_key(|block| (block.used_at, block.id));
+        let depths = depths(&blocks);
+        let depth = |block: &Member| depths.get(&block.id).copied().unwrap_or_default();
+        blocks.sort_by_cached_key(|block| (block.used_at, Reverse(depth(block)), block.id));
         let mut freed = 0;
         let enough = |block: &&&Member| {
             let wanted = freed < bytes;
@@ -142,10 +164,45 @@ impl<'a> Groups<'a> {
         blocks.iter().take_while(enough).map(|block| block.id).collect()
     }
 
+    /// How many bytes these blocks of a scope count, copies in several places each.
+    pub(super) fn bytes(&self, of: Option<&Scope>, ids: &HashSet<BlockId>) -> u64 {
+        let blocks = self.shown(of).flat_map(|(_, members)| &members.blocks);
+        let named = blocks.filter(|block| ids.contains(&block.id));
+        named.map(|block| block.bytes).sum()
+    }
+
+    pub(super) fn names(&self) -> &'a NameTables {
+        self.names
+    }
+
     fn shown<'g>(&'g self, of: Option<&'g Scope>) -> impl Iterator<Item = (&'g Group, &'g Members)> {
         let is_shown = move |group: &Group| of.is_none_or(|of| group.scope == *of);
         self.groups.iter().filter(move |(group, _)| is_shown(group))
     }
+}
+
+/// How many of these blocks lie beneath each.
+fn depths(blocks: &[&Member]) -> HashMap<BlockId, u32> {
+    let parents: HashMap<BlockId, Option<BlockId>> =
+        blocks.iter().map(|block| (block.id, block.parent)).collect();
+    let mut depths = HashMap::new();
+    for block in blocks {
+        let mut way = Vec::new();
+        let mut at = Some(block.id);
+        // A cycle cannot be made by hashing; one that was made otherwise ends here.
+        while let Some(id) = at.filter(|id| parents.contains_key(id) && !depths.contains_key(id))
+            && way.len() < parents.len()
+        {
+            way.push(id);
+            at = parents.get(&id).copied().flatten();
+        }
+        let mut depth = at.and_then(|id| depths.get(&id)).map_or(0, |below| below + 1);
+        for id in way.into_iter().rev() {
+            depths.insert(id, depth);
+            depth += 1;
+        }
+    }
+    depths
 }
 
 fn ids(members: &Members) -> impl Iterator<Item = BlockId> {

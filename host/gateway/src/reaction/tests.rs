@@ -87,7 +87,7 @@ fn directives_are_about_the_blocks_of_whose_policy_it_is() {
     let (names, changed) = (names(), []);
     let groups = groups(&names, &changed);
     let acme = scope("acme");
-    let about = |directive: Directive, of: Option<&Scope>| selectors(&[directive], &groups, of, &names);
+    let about = |directive: Directive, of: Option<&Scope>| selectors(&[directive], &groups, of);
     let below = Directive::BelowVersion { model: 0, version: 2 };
     assert_eq!(ids(&about(below.clone(), Some(&acme))), [1, 2]);
     assert_eq!(ids(&about(below, None)), [1, 2, 4]);
@@ -106,4 +106,59 @@ fn directives_are_about_the_blocks_of_whose_policy_it_is() {
             of
         }]
     );
+}
+
+#[test]
+fn of_blocks_used_at_the_same_time_the_last_of_a_prompt_goes_first() {
+    let (names, changed) = (names(), []);
+    let mut groups = Groups::new(&names, 3, &changed);
+    // 9 came first and its name is the greatest: neither names nor arrival decide.
+    for (n, parent) in [(9, None), (4, Some(9)), (7, Some(4)), (1, None)] {
+        let parent = parent.map(|n| BlockId([n; 16]));
+        let card = Card {
+            parent,
+            ..card(n, "acme", ("m", 1), 50)
+        };
+        groups.add(&card, Moment(100_000));
+    }
+    let freed = |mib| ids(&selectors(&[Directive::FreeMib(mib)], &groups, None));
+    assert_eq!(freed(1), [7]);
+    assert_eq!(freed(2), [4, 7]);
+    assert_eq!(freed(3), [1, 4, 7]);
+}
+
+#[test]
+fn the_built_in_rules_say_of_pressure_what_they_say_as_components() {
+    let (names, changed) = (names(), []);
+    let mut groups = Groups::new(&names, 3, &changed);
+    for n in 1..=10 {
+        groups.add(&card(n, "acme", ("m", 1), u64::from(n)), Moment(100_000));
+    }
+    groups.add(&card(11, "globex", ("m", 1), 0), Moment(100_000));
+    let acme = scope("acme");
+    let said = |name: &str| {
+        let policy = portolan_policy::builtin::policy(QuestionKind::Invalidation, name, "", &names).unwrap();
+        let cells = groups.cells(Some(&acme));
+        let event = Event::CapacityPressure(portolan_policy::Pressure {
+            site: 3,
+            used_mib: 10,
+            limit_mib: 10,
+        });
+        let question = Question::Invalidation {
+            event: &event,
+            groups: Matrix::new(GroupColumn::COUNT as u32, &cells),
+        };
+        let labels = BTreeMap::new();
+        let call = portolan_policy::Call {
+            question,
+            labels: &labels,
+            request_id: "",
+        };
+        match policy.ask(&call).result {
+            Ok(Answer::Invalidation(directives)) => selectors(&directives, &groups, Some(&acme)),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ids(&said("idle")), [1], "down to nine tenths, its own, the oldest first");
+    assert!(said("version").is_empty() && said("dependency").is_empty());
 }

@@ -5,7 +5,7 @@ use super::worth::{Lying, Reading, worth_reading};
 use super::{BlockTier, Epoch, Forgotten, Left};
 use crate::block::PoolBlock;
 use crate::pool::{Reuse, Selector};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use portolan_base::{BlockId, Bytes, Moment, Provenance, Scope};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -231,6 +231,16 @@ impl Tiers {
     pub fn invalidate(&self, what: &Selector) -> Forgotten {
         let mut orders = self.orders.write();
         orders.note(what.clone());
+        self.forget(what, orders)
+    }
+
+    /// The same for want of room: nothing is wrong with the blocks, so what is on its way, or was begun on them, is as
+    /// good as before.
+    pub fn evict(&self, what: &Selector) -> Forgotten {
+        self.forget(what, self.orders.write())
+    }
+
+    fn forget(&self, what: &Selector, orders: RwLockWriteGuard<'_, Orders>) -> Forgotten {
         let (mut gone, mut left) = (Vec::<BlockId>::new(), Vec::new());
         let mut forgotten = Forgotten::default();
         let mut count = |gone: &mut Vec<BlockId>, here: &[Left]| {

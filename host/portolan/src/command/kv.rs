@@ -1,5 +1,6 @@
 //! `portolan kv`: KV caches, how large they are, and what a running host says of them.
 
+mod decisions;
 mod estimate;
 mod pool;
 mod quality;
@@ -38,6 +39,12 @@ pub enum KvCommand {
     },
     /// Forget blocks at a site, at once and for good.
     Evict(EvictArgs),
+    /// What invalidation policies were asked lately, and what they let go; a tenant's key shows its own policy's.
+    Decisions {
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
     /// List the KV sets that came damaged twice, with the evidence.
     Quarantine {
         /// The running host.
@@ -55,6 +62,7 @@ pub(super) fn run(command: KvCommand, as_json: bool) -> Result<(), Failure> {
         KvCommand::Ls(args) => pool::list(&args, as_json),
         KvCommand::Show { block, server } => pool::show(&server, &block, as_json),
         KvCommand::Evict(args) => pool::evict(&args, as_json),
+        KvCommand::Decisions { server } => decisions::list(&server, as_json),
         KvCommand::Quarantine { server } => quarantine::list(&server, as_json),
     }
 }

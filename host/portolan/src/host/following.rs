@@ -24,7 +24,7 @@ pub(super) struct Following {
 impl Following {
     /// Starts a site's agent; none where there is no stream to follow. Before anything that could use what lies in a tier.
     pub(super) fn start(config: &SiteConfig, shared: &Shared, tiers: &Arc<Tiers>) -> Option<Self> {
-        let reaction = Arc::<PolicyReaction>::default();
+        let reaction = Arc::new(PolicyReaction::new(shared.config.invalidation.pressure.rules()));
         let versions = shared.models.iter();
         let sites = shared.topology.sites().iter();
         let file = format!("{}.json", config.name);

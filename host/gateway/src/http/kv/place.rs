@@ -65,10 +65,12 @@ pub(in crate::http) struct BlockBody {
 }
 
 /// One pool or tier.
-pub(super) struct Place<'s> {
-    pub(super) tier: Tier,
-    pub(super) instance: Option<&'s str>,
-    now: Moment,
+pub(crate) struct Place<'s> {
+    pub(crate) tier: Tier,
+    /// None: shared by the site's instances.
+    pub(crate) instance: Option<&'s str>,
+    /// The present, by the clock of its blocks' last uses.
+    pub(crate) now: Moment,
     of: &'s dyn PlaceOf,
 }
 
@@ -100,8 +102,13 @@ impl PlaceOf for Below<'_> {
 }
 
 impl Place<'_> {
-    pub(super) fn each(&self, show: &mut dyn FnMut(Card)) {
+    pub(crate) fn each(&self, show: &mut dyn FnMut(Card)) {
         self.of.each(show);
+    }
+
+    /// What it holds, and of whom.
+    pub(crate) fn usage(&self) -> TierUse {
+        self.of.usage()
     }
 
     pub(super) fn body(&self, site: &Site) -> PlaceBody {
@@ -165,7 +172,7 @@ pub(super) fn card_body(card: &Card, place: &Place<'_>) -> BlockBody {
 }
 
 /// How a tier is called outside.
-pub(super) const fn word(tier: Tier) -> &'static str {
+pub(crate) const fn word(tier: Tier) -> &'static str {
     match tier {
         Tier::Device => "engine",
         Tier::Host => "host",
@@ -178,7 +185,7 @@ pub(super) fn caches(site: &Site) -> impl Iterator<Item = &dyn KvCache> {
 }
 
 /// Goes through the instances' pools, then through the tiers below, each once however many share it.
-pub(super) fn each_place(site: &Site, mut visit: impl FnMut(Place<'_>)) {
+pub(crate) fn each_place(site: &Site, mut visit: impl FnMut(Place<'_>)) {
     let mut below: Vec<(Arc<dyn BlockTier>, Moment)> = Vec::new();
     for (name, engine) in &site.parts.engines {
         let Some(cache) = engine.cache() else { continue };

@@ -248,7 +248,7 @@ pub(super) fn evict(args: &EvictArgs, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn get(server: &ServerArgs, path: &str, as_json: bool) -> Result<Value, Failure> {
+pub(super) fn get(server: &ServerArgs, path: &str, as_json: bool) -> Result<Value, Failure> {
     let reply = Client::new(&server.server, &server.key).get(path);
     Ok(reply.map_err(|e| Failure::new(e).as_json(as_json))?.body)
 }
@@ -264,17 +264,17 @@ fn plain(what: &str, value: &str) -> Result<(), Failure> {
     )))
 }
 
-fn data(body: &Value) -> &[Value] {
+pub(super) fn data(body: &Value) -> &[Value] {
     body.get("data")
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice)
 }
 
-fn text(of: &Value, key: &str) -> String {
+pub(super) fn text(of: &Value, key: &str) -> String {
     of.get(key).and_then(Value::as_str).unwrap_or("–").to_owned()
 }
 
-fn number(of: &Value, key: &str) -> u64 {
+pub(super) fn number(of: &Value, key: &str) -> u64 {
     of.get(key).and_then(Value::as_u64).unwrap_or(0)
 }
 
