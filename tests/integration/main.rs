@@ -11,6 +11,7 @@ mod chaos;
 mod cold_start;
 mod devices;
 mod engines;
+mod evacuation;
 mod fetch;
 mod fetch_abroad;
 mod first_light;

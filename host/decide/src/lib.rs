@@ -34,6 +34,7 @@ pub mod breaker;
 pub mod fetch;
 pub mod fleet;
 pub mod foresee;
+pub mod hot;
 pub mod offload;
 pub mod order;
 pub mod patterns;
@@ -59,6 +60,7 @@ pub use fleet::{
 pub use foresee::{
     Foreseen, ForeseenCounts, PrewarmAsk, PrewarmCounts, PrewarmDue, PrewarmEnd, PrewarmRules, Prewarms,
 };
+pub use hot::{Hot, HotPrompts};
 pub use offload::{NO_LENGTH, OffloadControl, OffloadControlConfig};
 pub use patterns::{Likely, Patterns};
 pub use plan::{DecideInput, Decision, Plan, Refusal, decide};

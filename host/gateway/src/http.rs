@@ -11,7 +11,7 @@
 //! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
 //! | `/v1/portolan/fleet`, `/v1/portolan/audit`, `/v1/portolan/kv/quarantine` | the operator | `inspect.rs` |
 //! | `/v1/portolan/instances/{name}/drain`, `…/resume` | the operator | `instances.rs` |
-//! | `/v1/portolan/site`, `…/drain`, `…/return` | the operator | `service.rs` |
+//! | `/v1/portolan/site`, `…/drain`, `…/evacuate`, `…/return` | the operator | `service.rs` |
 //! | `/v1/portolan/kv/stats`, `…/blocks`, `…/evict` | the operator | `kv.rs` |
 //! | `/v1/portolan/kv/decisions` | a tenant sees its own policy's, the operator all | `decisions.rs` |
 //! | `/v1/portolan/config`, `…/history`, `…/pending`, `…/sites`, `…/reload`, `…/rollback`, `…/approve`, `…/reject` | the operator | `config.rs` |
@@ -97,6 +97,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/store/snapshot", post(recovery::snapshot))
         .route("/v1/portolan/site", get(service::look))
         .route("/v1/portolan/site/drain", post(service::drain))
+        .route("/v1/portolan/site/evacuate", post(service::evacuate))
         .route("/v1/portolan/site/return", post(service::reopen))
         .route("/v1/portolan/kv/stats", get(kv::stats))
         .route("/v1/portolan/kv/blocks", get(kv::blocks))

@@ -7,6 +7,7 @@ pub mod answer;
 mod bring;
 mod copy;
 pub mod error;
+mod evacuate;
 pub mod http;
 pub mod in_flight;
 pub mod live;

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod fetch;
+mod hand_over;
 
 use crate::site::Site;
 use crate::stage::jurisdiction;
@@ -75,6 +76,9 @@ impl KvSource for PeerService {
                 ));
             }
         };
+        if order.purpose == OrderPurpose::HandOver {
+            return hand_over::take(&site, &peer, &engine, (key, order), sink).await;
+        }
         if !order.purpose.computes() {
             return stream_kept(engine.as_ref(), &key, &order, sink);
         }
@@ -228,7 +232,7 @@ fn engine_for(site: &Site, order: &KvOrder) -> Result<Arc<dyn Engine>, String> {
             about.model, about.layout.model_version, order.model, order.model_version
         ));
     }
-    if order.purpose.computes() && !about.role.prefills() {
+    if !order.purpose.brings_what_is_held() && !about.role.prefills() {
         return Err(format!("instance {name} does not prefill"));
     }
     Ok(Arc::clone(engine))
@@ -254,7 +258,7 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
         }
     }
     // A copy is kept by whoever orders it.
-    if !order.purpose.computes() && allowed.of(peer_index) != Placement::Resident {
+    if order.purpose.brings_what_is_held() && allowed.of(peer_index) != Placement::Resident {
         return Err(format!(
             "the residency answer does not let this data stay in {peer}"
         ));
@@ -288,6 +292,6 @@ fn question_of(purpose: OrderPurpose) -> Purpose {
         OrderPurpose::Serve => Purpose::Serve,
         OrderPurpose::Fetch => Purpose::Fetch,
         OrderPurpose::Prewarm => Purpose::Prewarm,
-        OrderPurpose::Replica => Purpose::Replicate,
+        OrderPurpose::Replica | OrderPurpose::HandOver => Purpose::Replicate,
     }
 }

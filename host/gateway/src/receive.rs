@@ -97,9 +97,9 @@ struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn fits(&self, manifest: &KvManifest) -> bool {
-        let enough = match self.purpose.computes() {
-            true => manifest.tokens == self.tokens,
-            false => manifest.tokens > self.held && manifest.tokens <= self.tokens,
+        let enough = match self.purpose.brings_what_is_held() {
+            true => manifest.tokens > self.held && manifest.tokens <= self.tokens,
+            false => manifest.tokens == self.tokens,
         };
         enough && manifest.layout == *self.layout && manifest.held == self.held
     }

@@ -4,6 +4,7 @@ use crate::accepted::Accepted;
 use crate::ahead::Ahead;
 use crate::answer::Answer;
 use crate::error::RequestError;
+use crate::evacuate::Evacuation;
 use crate::in_flight::TenantsInFlight;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -26,7 +27,7 @@ use portolan_base::{
 };
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
-    Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet,
+    Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet, Invalidated,
     PolicyStore, Service, TextModel, Transport,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -223,6 +224,8 @@ pub struct Site {
     pub(crate) replication: Option<Replication>,
     /// What it sends and takes ahead of requests.
     pub(crate) ahead: Option<Ahead>,
+    /// What it is asked for, which moves when it is emptied.
+    pub(crate) evacuation: Arc<Evacuation>,
     /// The host's configuration, where it was read from a file.
     configuration: OnceLock<Arc<dyn Configuration>>,
     /// Backups and drills, where the host has them.
@@ -233,6 +236,19 @@ pub struct Site {
     pub(crate) live: ArcSwap<Live>,
     /// Requests whose shadows are asked.
     pub(crate) shadow_permits: Arc<tokio::sync::Semaphore>,
+}
+
+/// Prompts that are kept beside their KV.
+struct KeptPrompts {
+    prewarmed: Arc<PrewarmedPrompts<Warm>>,
+    served: Arc<Evacuation>,
+}
+
+impl Applied for KeptPrompts {
+    fn applied(&self, what: &Invalidated) {
+        self.prewarmed.applied(what);
+        self.served.applied(what);
+    }
 }
 
 /// Invalidations of one tenant: 50 at once, ten a second. A site remembers the last 1,024 of all tenants for what is under
@@ -258,6 +274,7 @@ impl Site {
         };
         Arc::new(Self {
             prewarmed: Arc::default(),
+            evacuation: Arc::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             orders: Mutex::default(),
             parts,
@@ -360,7 +377,10 @@ impl Site {
 
     /// What is to be told of invalidations beside the caches.
     pub fn told_of_invalidations(&self) -> Arc<dyn Applied> {
-        Arc::<PrewarmedPrompts<Warm>>::clone(&self.prewarmed)
+        Arc::new(KeptPrompts {
+            prewarmed: Arc::clone(&self.prewarmed),
+            served: Arc::clone(&self.evacuation),
+        })
     }
 
     /// Serves an accepted request: admits it, then runs the other stages in a task of their own. An error means that

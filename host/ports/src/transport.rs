@@ -83,12 +83,20 @@ pub enum OrderPurpose {
     Prewarm,
     /// A second copy of what the holder holds; nothing is computed.
     Replica,
+    /// The site that orders is being emptied: the other one takes the KV from there and keeps it. Nothing is computed, and
+    /// nothing comes back; what is ordered is `held` already.
+    HandOver,
 }
 
 impl OrderPurpose {
     /// Whether the holder computes what it does not hold.
     pub const fn computes(self) -> bool {
         matches!(self, Self::Serve | Self::Prewarm)
+    }
+
+    /// Whether it brings what the holder holds, which may be less than was ordered.
+    pub const fn brings_what_is_held(self) -> bool {
+        matches!(self, Self::Fetch | Self::Replica)
     }
 }
 

@@ -56,6 +56,8 @@ pub enum Priority {
     Prewarm,
     /// A second copy.
     Replica,
+    /// What a site that is emptied asks another to take; the KV itself then comes as a second copy.
+    HandOver,
 }
 
 impl From<OrderPurpose> for Priority {
@@ -65,17 +67,19 @@ impl From<OrderPurpose> for Priority {
             OrderPurpose::Fetch => Self::Fetch,
             OrderPurpose::Prewarm => Self::Prewarm,
             OrderPurpose::Replica => Self::Replica,
+            OrderPurpose::HandOver => Self::HandOver,
         }
     }
 }
 
-/// The purpose of an order that came in this class. One of a class this version does not know is served like the least,
+/// The purpose of an order that came in this class. One of a class this version does not know is served like a second copy,
 /// for which nothing is computed.
 pub(crate) const fn purpose_of_wire(class: u8) -> OrderPurpose {
     match class {
         0 => OrderPurpose::Serve,
         1 => OrderPurpose::Fetch,
         2 => OrderPurpose::Prewarm,
+        4 => OrderPurpose::HandOver,
         _ => OrderPurpose::Replica,
     }
 }
@@ -87,6 +91,7 @@ impl Priority {
             Self::Fetch => 1,
             Self::Prewarm => 2,
             Self::Replica => 3,
+            Self::HandOver => 4,
         }
     }
 }

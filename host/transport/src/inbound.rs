@@ -294,7 +294,7 @@ impl Inbound {
         }
         let order = &self.order;
         let length = manifest.tokens as usize == order.tokens.len()
-            || !order.purpose.computes() && (manifest.tokens as usize) < order.tokens.len();
+            || order.purpose.brings_what_is_held() && (manifest.tokens as usize) < order.tokens.len();
         let fits = manifest.layout.model == order.model
             && manifest.layout.model_version == order.model_version
             && length

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod replica;
+mod served;
 
 use super::journey::{Fault, Journey};
 use crate::rollout;
@@ -41,6 +42,7 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         journey.site.parts.fleet.settled(uncached, produced);
         replica::note_ask(journey);
         ahead::note_visit(journey);
+        served::note(journey);
     }
     // A site that may not see the data keeps nothing that the client said about it either.
     if is_denied_here(journey) {

@@ -82,7 +82,7 @@ fn meta(no: u32, layer: u16, tokens: std::ops::Range<u32>, offset: u64, piece_le
 
 #[test]
 fn only_an_order_for_what_is_held_may_bring_less_than_it_asked_for() {
-    use portolan_ports::OrderPurpose::{Fetch, Prewarm, Replica, Serve};
+    use portolan_ports::OrderPurpose::{Fetch, HandOver, Prewarm, Replica, Serve};
     let of = |purpose, tokens| {
         let (mut transfer, _events) = inbound(1000);
         transfer.order.purpose = purpose;
@@ -90,7 +90,13 @@ fn only_an_order_for_what_is_held_may_bring_less_than_it_asked_for() {
         announced.manifest.tokens = tokens;
         transfer.manifest(announced).is_ok()
     };
-    for (purpose, fewer) in [(Serve, false), (Prewarm, false), (Fetch, true), (Replica, true)] {
+    for (purpose, fewer) in [
+        (Serve, false),
+        (Prewarm, false),
+        (HandOver, false),
+        (Fetch, true),
+        (Replica, true),
+    ] {
         assert!(of(purpose, TOKENS), "{purpose:?}");
         assert_eq!(of(purpose, TOKENS - 1), fewer, "{purpose:?}");
         assert!(!of(purpose, TOKENS + 1), "{purpose:?}");

@@ -1,4 +1,4 @@
-//! A thousand random fleets under random residency policies: no byte of a request reaches a site that the answers deny,
+//! A thousand random fleets under random residency policies, of each of which one site is emptied in the end: no byte of a request reaches a site that the answers deny,
 //! and nothing of it stays where it may only pass. Every order and every piece between sites, every prompt an engine is
 //! given and everything it is told to keep is written down, and judged by an oracle that knows the policies' tables and
 //! none of the code under test.
@@ -48,6 +48,7 @@ struct Tally {
     copies: usize,
     kv_bytes: u64,
     kept: usize,
+    handed_over: usize,
     closed: usize,
     /// Orders that would have been wrong under other policies: the judge is not blind.
     noticed: usize,
@@ -67,6 +68,7 @@ async fn no_byte_reaches_a_site_that_the_answers_deny() {
         tally.orders > 500 && tally.copies > 60 && tally.kv_bytes > 1 << 20,
         "{tally:?}"
     );
+    assert!(tally.handed_over > 20, "{tally:?}");
     assert!(
         tally.kept > 500 && tally.closed > 100 && tally.noticed > 100,
         "{tally:?}"
@@ -88,6 +90,10 @@ fn judge(world: &World, seed: u64, tally: &mut Tally) {
                 ..
             } => {
                 assert!(may_see(*asks) && may_see(*holds), "{}", what());
+                if *purpose == OrderPurpose::HandOver {
+                    let (from, to) = (verdicts.replicate[*asks], verdicts.replicate[*holds]);
+                    assert!(from != Placement::Denied && to == Placement::Resident, "{}", what());
+                }
                 if let Some(copy) = verdicts.of_copy(*purpose) {
                     assert!(
                         copy[*holds] != Placement::Denied && copy[*asks] == Placement::Resident,
@@ -119,6 +125,7 @@ fn judge(world: &World, seed: u64, tally: &mut Tally) {
     tally.served += outcomes.iter().filter(|status| **status == 200).count();
     tally.refused += outcomes.iter().filter(|status| **status == 403).count();
     tally.closed += world.closed_answers();
+    tally.handed_over += world.handed_over();
     world.check_explanations(seed);
 }
 
@@ -126,7 +133,7 @@ impl Verdicts {
     /// What the answers say of copies; none: the order is for work.
     fn of_copy(&self, purpose: OrderPurpose) -> Option<&Vec<Placement>> {
         match purpose {
-            OrderPurpose::Serve | OrderPurpose::Prewarm => None,
+            OrderPurpose::Serve | OrderPurpose::Prewarm | OrderPurpose::HandOver => None,
             OrderPurpose::Fetch => Some(&self.fetch),
             OrderPurpose::Replica => Some(&self.replicate),
         }

@@ -86,6 +86,7 @@ pub(super) struct World {
     log: Arc<Log>,
     asked: Mutex<BTreeMap<String, Asked>>,
     statuses: Mutex<Vec<u16>>,
+    handed_over: Mutex<usize>,
     dice: Mutex<Dice>,
     bound: Vec<u32>,
 }
@@ -123,6 +124,7 @@ impl World {
             log,
             asked: Mutex::default(),
             statuses: Mutex::default(),
+            handed_over: Mutex::default(),
             dice: Mutex::new(dice),
             bound,
         };
@@ -196,6 +198,27 @@ impl World {
         while self.nodes.iter().any(under_way) {
             tokio::task::yield_now().await;
         }
+        self.empty_one().await;
+    }
+
+    /// Empties a site, and waits until it has handed over what it could.
+    async fn empty_one(&self) {
+        let at = self.dice.lock().roll(self.nodes.len() as u64) as usize;
+        let order = json!({"within_s": 600}).to_string();
+        let path = "/v1/portolan/site/evacuate";
+        let post = request(Method::POST, path, "key-operator", Body::from(order));
+        let reply = self.nodes[at].router.clone().oneshot(post).await.unwrap();
+        assert!(reply.status().is_success(), "{}", reply.status());
+        let evacuation = &self.nodes[at].site.evacuation;
+        while evacuation.progress().is_some_and(|told| !told.ended) {
+            tokio::task::yield_now().await;
+        }
+        *self.handed_over.lock() += evacuation.progress().map_or(0, |told| told.moved);
+    }
+
+    /// Prefixes that sites took over.
+    pub(super) fn handed_over(&self) -> usize {
+        *self.handed_over.lock()
     }
 
     fn draw_request(&self) -> Asked {
