@@ -96,6 +96,7 @@ pub(crate) struct Ordered {
     /// None: no tenant's alone.
     pub(crate) tenant: Option<String>,
     pub(crate) waited: bool,
+    /// Before it was given, and before anybody was told of the version that it tells.
     pub(crate) sent: Stamp,
     pub(crate) answered: Stamp,
     /// Whether it was acknowledged; with `waited`, whether the promise was given.

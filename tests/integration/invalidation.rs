@@ -2,7 +2,7 @@
 
 use portolan::client::{Client, ClientError};
 use portolan::config::{Config, PressureConfig};
-use portolan_base::{Dependency, ModelName};
+use portolan_base::{BlockHash, Dependency, ModelName, TenantKey};
 use portolan_ports::{CacheValidity, Invalidated, Order, Patience, Running};
 use portolan_tests::world::{ACME, ADMIN, GLOBEX, MODEL, record_of, shipped};
 use portolan_tests::{Ask, Link, World, oracle_folder};
@@ -195,6 +195,50 @@ fn a_changed_dependency_kills_its_dependants_alone_and_a_tenants_key_reaches_its
     invalidate(&world, ACME, json!({"tenant": "acme", "wait": true})).unwrap();
     assert_eq!(cached(&world, ACME, 2), 0);
     assert_eq!(of(GLOBEX, 1, "a"), BLOCKS);
+}
+
+#[test]
+fn a_version_that_is_named_before_its_order_finds_nothing_older() {
+    let world = world(|config| {
+        // So fast that no model is too small for a fetch to pay.
+        config.links.iter_mut().for_each(|link| link.capacity_mbps = 100_000);
+    });
+    let asked = |site: &str, ask: Ask, dependencies: Value| {
+        let http = world.host.site(site).unwrap().http();
+        let client = Client::new(&format!("http://{http}"), ACME);
+        let mut body = ask.max(4).body(false);
+        body["portolan"] = json!({ "dependencies": dependencies });
+        let reply = client.post("/v1/completions", &body).unwrap();
+        let record = record_of(&client, reply.request_id.as_deref().unwrap());
+        let fetched: u32 = record.fetches.iter().map(|fetch| fetch.tokens).sum();
+        (record.kv.cached_tokens, fetched)
+    };
+    let local = |salt| Ask::tokens(&prompt(salt)).local();
+    let abroad = |salt| Ask::tokens(&prompt(salt)).remote();
+    let of = |version| json!([document("a", version)]);
+    // Where it was computed, and by a prefill there.
+    assert_eq!(asked("virginia", local(1), of("1")), (0, 0));
+    assert_eq!(asked("virginia", local(1), of("1")), (BLOCKS, 0));
+    assert_eq!(asked("virginia", local(1), json!([document("b", "5")])), (BLOCKS, 0), "another document");
+    assert_eq!(asked("paris", abroad(1), of("2")), (0, 0), "by a prefill abroad");
+    assert_eq!(asked("virginia", local(1), of("2")), (BLOCKS, 0), "it took the place of the older");
+    assert_eq!(asked("virginia", local(1), of("1")), (0, 0));
+
+    // By a fetch: paris knows that virginia holds it, and gets nothing.
+    asked("virginia", local(2), of("1"));
+    let gateway = world.host.site("paris").unwrap().gateway().unwrap();
+    let model = ModelName::new(MODEL).unwrap();
+    let version = gateway.parts.models[&model].description.layout.model_version;
+    let key = TenantKey::derive(&gateway.parts.secret, "acme", MODEL, version);
+    let chain = BlockHash::chain(&key, &prompt(2));
+    world.wait("paris was told", || {
+        gateway.parts.fleet.held(&model, &chain).iter().max() >= Some(&BLOCKS)
+    });
+    assert_eq!(asked("paris", local(2), of("2")), (0, 0), "by a fetch");
+    let order = json!({"dependency": document("a", "2"), "wait": true});
+    invalidate(&world, ADMIN, order).unwrap();
+    assert_eq!(asked("paris", local(2), of("2")), (BLOCKS, 0), "it is of this version");
+    assert_eq!(asked("virginia", local(2), json!([])), (0, 0), "the older went");
 }
 
 #[test]

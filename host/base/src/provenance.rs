@@ -41,6 +41,19 @@ pub struct Dependency {
     pub version: String,
 }
 
+impl Dependency {
+    /// Whether this is the same thing at another version.
+    pub fn contradicts(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.name == other.name && self.version != other.version
+    }
+
+    /// Whether something that depends on `some` must not be mixed with what depends on `others`: both name one thing, at
+    /// different versions. What only one of them names is no matter.
+    pub fn contradict(some: &[Self], others: &[Self]) -> bool {
+        some.iter().any(|one| others.iter().any(|other| one.contradicts(other)))
+    }
+}
+
 /// What a cache has to know of KV beside its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {

@@ -115,6 +115,7 @@ impl State {
                 self.work.push_back(Work::Remove(name));
             }
             self.remove_later(&inserted.evicted);
+            self.remove_later(&inserted.replaced);
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ fn files(folder: &TempDir) -> Vec<PathBuf> {
 
 fn has(tier: &DiskTier, n: u8) -> bool {
     let block = block(n, 0);
-    tier.holds(&block.id, block.parent, NOW).is_some()
+    tier.holds(&block.id, block.parent, &[], NOW).is_some()
 }
 
 fn read(tier: &DiskTier, n: u8) -> Option<Arc<PoolBlock>> {

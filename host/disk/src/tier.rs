@@ -9,7 +9,7 @@ use crate::state::{Filed, State, Work};
 use crate::writer;
 use parking_lot::{Condvar, Mutex};
 use portolan_base::kv::LandingId;
-use portolan_base::{BlockId, Bytes, ModelName, Moment, Provenance, Scope};
+use portolan_base::{BlockId, Bytes, Dependency, ModelName, Moment, Provenance, Scope};
 use portolan_kv::index::Tier;
 use portolan_kv::tier::{BlockTier, Card, Left, Lying, Offered, Reading, TierUse};
 use portolan_kv::{Kept, PoolBlock, PoolConfig, Selector};
@@ -248,6 +248,7 @@ impl BlockTier for DiskTier {
         });
         let inserted = state.pool.insert(filed, now);
         let mut gone = state.remove_later(&inserted.evicted);
+        gone.extend(state.remove_later(&inserted.replaced));
         if inserted.added {
             state.pending.insert(name.number, (block, now));
             state.queued += kv;
@@ -263,9 +264,15 @@ impl BlockTier for DiskTier {
         }
     }
 
-    fn holds(&self, id: &BlockId, parent: Option<BlockId>, now: Moment) -> Option<Lying> {
+    fn holds(
+        &self,
+        id: &BlockId,
+        parent: Option<BlockId>,
+        on: &[Dependency],
+        now: Moment,
+    ) -> Option<Lying> {
         let state = self.shared.state.lock();
-        state.pool.find(id, parent, now).map(|block| Lying {
+        state.pool.find_for(id, parent, on, now).map(|block| Lying {
             bytes: block.kv.kv,
             has_snapshot: block.kv.has_snapshot,
         })

@@ -40,7 +40,7 @@ use hand_over::Handing;
 use kv_store::KvStore;
 use meter::Meter;
 use parking_lot::Mutex;
-use portolan_base::{Random, TenantKey, Tokens};
+use portolan_base::{Dependency, Random, TenantKey, Tokens};
 use portolan_ports::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KeepJob, KvEvent,
     KvPiece, PrefillJob, PrefillReport, Sample, TextModel, WholeRequests,
@@ -338,11 +338,12 @@ impl Engine for ForeignInstance {
         &self.shared.description
     }
 
-    fn held(&self, _key: &TenantKey, _tokens: &[u32]) -> HeldPrefix {
+    fn held(&self, _key: &TenantKey, _tokens: &[u32], _on: &[Dependency]) -> HeldPrefix {
         HeldPrefix::default()
     }
 
-    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+    /// Found under a key that is another for each set of dependencies.
+    fn kept(&self, key: &TenantKey, tokens: &[u32], _on: &[Dependency]) -> HeldPrefix {
         let store = self.shared.store.as_ref();
         store.map(|store| store.kept(key, tokens)).unwrap_or_default()
     }

@@ -19,7 +19,7 @@ use cache::{Cache, Names};
 pub use cache::{CacheConfig, Surroundings};
 use decode::DecodeRun;
 use meter::Meter;
-use portolan_base::{Bytes, InstanceName, ModelName, TenantKey, Tokens};
+use portolan_base::{Bytes, Dependency, InstanceName, ModelName, TenantKey, Tokens};
 use portolan_ports::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KeepJob, KvCache,
     KvEvent, KvPiece, PrefillJob, PrefillReport, Role,
@@ -195,15 +195,15 @@ impl Engine for NativeInstance {
         &self.shared.description
     }
 
-    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+    fn held(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
         if self.shared.description.layout.is_hybrid() {
             return HeldPrefix::default();
         }
-        self.shared.cache.held(key, tokens)
+        self.shared.cache.held(key, tokens, on)
     }
 
-    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        adopt::kept(&self.shared, key, tokens)
+    fn kept(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        adopt::kept(&self.shared, key, tokens, on)
     }
 
     fn keep(&self, job: &KeepJob) -> Tokens {

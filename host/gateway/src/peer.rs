@@ -115,7 +115,7 @@ fn stream_kept(
     order: &KvOrder,
     mut sink: Box<dyn PieceSink>,
 ) -> Result<PrefillReport, String> {
-    let kept = engine.kept(key, &order.tokens);
+    let kept = engine.kept(key, &order.tokens, &order.dependencies);
     if kept.tokens <= order.held {
         return Err(format!(
             "instance {} holds {} tokens of this prompt; beyond {} were ordered",

@@ -169,7 +169,7 @@ impl Replica {
                 result,
             });
         }
-        let has = self.engine.kept(&self.key, &self.order.tokens);
+        let has = self.engine.kept(&self.key, &self.order.tokens, &self.about.dependencies);
         if has.tokens >= wanted.0 {
             return None;
         }

@@ -106,7 +106,8 @@ impl<K: Kept> PrefixPool<K> {
     }
 
     /// The longest prefix of `chain` that is held and usable, leased to the caller and marked as used `now` by `about`:
-    /// from then on it depends on what `about` depends on, too.
+    /// from then on it depends on what `about` depends on, too. What depends on a thing at another version than `about`
+    /// names is not usable by it.
     pub fn lookup(&mut self, chain: &[BlockId], about: &Provenance, now: Moment) -> Held<K> {
         let mut blocks = self.run(chain, now);
         let bound = blocks
@@ -125,9 +126,10 @@ impl<K: Kept> PrefixPool<K> {
         Held { blocks }
     }
 
-    /// The same without counting: for whoever looks again at what was, or will be, looked up for the same request.
-    pub fn lease(&mut self, chain: &[BlockId], now: Moment) -> Held<K> {
-        let mut blocks = self.run(chain, now);
+    /// The same without counting, for what depends `on` these: for whoever looks again at what was, or will be, looked up
+    /// for the same request.
+    pub fn lease(&mut self, chain: &[BlockId], on: &[Dependency], now: Moment) -> Held<K> {
+        let mut blocks = self.run_for(chain, on, now);
         self.cut(&mut blocks);
         for block in &blocks {
             self.touch(&block.id, now, 0);
@@ -135,9 +137,9 @@ impl<K: Kept> PrefixPool<K> {
         Held { blocks }
     }
 
-    /// How many blocks from the beginning of a chain are held.
-    pub fn run_length(&self, chain: &[BlockId], now: Moment) -> usize {
-        self.run(chain, now).len()
+    /// How many blocks from the beginning of a chain are held that what depends `on` these may use.
+    pub fn run_length(&self, chain: &[BlockId], on: &[Dependency], now: Moment) -> usize {
+        self.run_for(chain, on, now).len()
     }
 
     /// All held blocks from the beginning of a chain, whether a prefix may end there or not: for whoever is about to add
@@ -153,13 +155,45 @@ impl<K: Kept> PrefixPool<K> {
         usable.then_some(&entry.block)
     }
 
+    /// As [`find`](Self::find), as far as what depends `on` these may use it.
+    pub fn find_for(
+        &self,
+        id: &BlockId,
+        parent: Option<BlockId>,
+        on: &[Dependency],
+        now: Moment,
+    ) -> Option<&Arc<PoolBlock<K>>> {
+        self.find(id, parent, now).filter(|_| self.agrees(id, on))
+    }
+
     /// Takes a block, evicting others to stay within the budget.
     ///
     /// The block depends on what its parent depends on, too: it was computed on top of it. Nothing is added, and nothing
     /// evicted, when leased blocks or the tenants' shares leave too little room, when the block's parent is needed and
-    /// not held, or when it would depend on more than 256 things. Of a block that is held already the pool keeps its own copy, adding
-    /// the snapshot if it lacked one.
+    /// not held, or when it would depend on more than 256 things, or on one thing at two versions. Of a block that is held
+    /// already the pool keeps its own copy, adding the snapshot if it lacked one; where that depends on a thing at another
+    /// version, it and what was computed on top of it make way.
     pub fn insert(&mut self, block: PoolBlock<K>, now: Moment) -> Inserted<K> {
+        let replaced = self.make_way(&block);
+        Inserted {
+            replaced,
+            ..self.insert_agreeing(block, now)
+        }
+    }
+
+    /// Takes out what is held under a block's name and depends on a thing at another version, with what hangs on it.
+    fn make_way(&mut self, block: &PoolBlock<K>) -> Vec<Arc<PoolBlock<K>>> {
+        if self.agrees(&block.id, &block.about.dependencies) {
+            return Vec::new();
+        }
+        let gone = self.take_tree(block.id);
+        for entry in &gone {
+            self.tenants.counts(entry.tenant).evicted += 1;
+        }
+        gone.into_iter().map(Entry::into_block).collect()
+    }
+
+    fn insert_agreeing(&mut self, block: PoolBlock<K>, now: Moment) -> Inserted<K> {
         if self.entries.contains_key(&block.id) {
             return self.complete(block, now);
         }
@@ -170,6 +204,10 @@ impl<K: Kept> PrefixPool<K> {
             .map(|entry| Arc::clone(&entry.block));
         let needs_parent = self.parents == Parents::Held && self.window.is_none();
         if block.parent.is_some() && parent.is_none() && needs_parent {
+            return Inserted::nothing();
+        }
+        let on = &block.about.dependencies;
+        if needs_parent && block.parent.is_some_and(|parent| !self.agrees(&parent, on)) {
             return Inserted::nothing();
         }
         let dependencies = self.inherited(&block);
@@ -198,7 +236,11 @@ impl<K: Kept> PrefixPool<K> {
             used_at: now,
             reuses: 0,
         });
-        Inserted { added: true, evicted }
+        Inserted {
+            added: true,
+            evicted,
+            replaced: Vec::new(),
+        }
     }
 
     /// Takes one block out, with everything it depends on: it moves to another tier. What hangs on it stays.
@@ -257,6 +299,14 @@ impl<K: Kept> PrefixPool<K> {
         self.entries.get(id).map(Entry::seen)
     }
 
+    /// The beginning of `chain` that is held, as far as what depends `on` these may use it.
+    fn run_for(&self, chain: &[BlockId], on: &[Dependency], now: Moment) -> Vec<Arc<PoolBlock<K>>> {
+        let mut blocks = self.run(chain, now);
+        let agreeing = blocks.iter().take_while(|block| self.agrees(&block.id, on));
+        blocks.truncate(agreeing.count());
+        blocks
+    }
+
     /// The beginning of `chain` that is held.
     fn run(&self, chain: &[BlockId], now: Moment) -> Vec<Arc<PoolBlock<K>>> {
         let parents = std::iter::once(None).chain(chain.iter().copied().map(Some));
@@ -300,7 +350,19 @@ impl<K: Kept> PrefixPool<K> {
             self.worth.add(Duration::ZERO, growth);
             self.tenants.change(tenant, |part| part.used += growth);
         }
-        Inserted { added: true, evicted }
+        Inserted {
+            added: true,
+            evicted,
+            replaced: Vec::new(),
+        }
+    }
+
+    /// Whether what depends `on` these may use a block, as far as their versions go. A block that is not held says nothing
+    /// against it; nor does a public one, which nothing that a tenant names binds.
+    fn agrees(&self, id: &BlockId, on: &[Dependency]) -> bool {
+        self.entries.get(id).is_none_or(|entry| {
+            std::ptr::eq(entry.dependencies.as_ref(), on) || !Dependency::contradict(&entry.dependencies, on)
+        })
     }
 
     /// Whether a block can take on what `about` depends on.
@@ -312,11 +374,13 @@ impl<K: Kept> PrefixPool<K> {
             .dependencies
             .iter()
             .filter(|d| !entry.dependencies.contains(d));
-        entry.block.about.scope == Scope::Public
-            || entry.dependencies.len() + more.count() <= DEPENDENCIES_MAX
+        let is_bearable = entry.block.about.scope == Scope::Public
+            || entry.dependencies.len() + more.count() <= DEPENDENCIES_MAX;
+        is_bearable && self.agrees(id, &about.dependencies)
     }
 
-    /// What a new block depends on: what it says, and what its parent does. Nothing of a tenant's binds a public block.
+    /// What a new block depends on: what it says, and what its parent does, as far as that is not another version of the
+    /// same. Nothing of a tenant's binds a public block.
     fn inherited(&self, block: &PoolBlock<K>) -> Arc<[Dependency]> {
         let own = &block.about.dependencies;
         let parent = block.parent.and_then(|id| self.entries.get(&id));
@@ -325,7 +389,8 @@ impl<K: Kept> PrefixPool<K> {
             .map(|parent| &parent.dependencies);
         match theirs {
             Some(theirs) if theirs.iter().any(|d| !own.contains(d)) => {
-                let more = theirs.iter().filter(|d| !own.contains(d));
+                let is_new = |d: &&Dependency| !own.contains(d) && !own.iter().any(|own| own.contradicts(d));
+                let more = theirs.iter().filter(is_new);
                 own.iter().chain(more).cloned().collect()
             }
             _ => Arc::clone(own),

@@ -20,7 +20,7 @@ use crate::block::PoolBlock;
 use crate::index::Tier;
 use crate::pool::{PrefixPool, Seen, Selector, TenantUse};
 use crate::{BlockKv, Kept};
-use portolan_base::{BlockHash, BlockId, Bytes, Moment, Provenance, Scope};
+use portolan_base::{BlockHash, BlockId, Bytes, Dependency, Moment, Provenance, Scope};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,8 +88,15 @@ pub trait BlockTier: Send + Sync {
     /// Takes a block, without waiting for anything slow.
     fn offer(&self, block: Arc<PoolBlock>, now: Moment) -> Offered;
 
-    /// What the tier would have to read to give the block that comes after `parent`; none when it cannot.
-    fn holds(&self, id: &BlockId, parent: Option<BlockId>, now: Moment) -> Option<Lying>;
+    /// What the tier would have to read to give the block that comes after `parent` to what depends `on` these; none when it
+    /// cannot, or the block depends on one of them at another version.
+    fn holds(
+        &self,
+        id: &BlockId,
+        parent: Option<BlockId>,
+        on: &[Dependency],
+        now: Moment,
+    ) -> Option<Lying>;
 
     /// The block, verified; none when it is gone, or was found damaged and dropped. May wait for a disk.
     fn read(&self, id: &BlockId, now: Moment) -> Option<Arc<PoolBlock>>;

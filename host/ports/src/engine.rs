@@ -8,7 +8,7 @@ use crate::{Cancel, KvPiece, KvSet, Sample, WholeRequests};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
 use portolan_base::{
-    BlockHash, CachePart, InstanceName, ModelName, Moment, Permille, PrefillCurve, Provenance, RequestId,
+    BlockHash, CachePart, Dependency, InstanceName, ModelName, Moment, Permille, PrefillCurve, Provenance, RequestId,
     TenantKey, Tokens,
 };
 use portolan_kv::PoolBlock;
@@ -340,14 +340,15 @@ pub trait Engine: Send + Sync {
     /// What this instance is.
     fn describe(&self) -> &EngineDescription;
 
-    /// The attention KV this instance holds for the beginning of `tokens`. Empty for hybrid models, whose recurrent
-    /// state cannot be joined to what another instance computed.
-    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix;
+    /// The attention KV this instance holds for the beginning of `tokens`, for what depends `on` these: nothing that depends
+    /// on one of them at another version. Empty for hybrid models, whose recurrent state cannot be joined to what another
+    /// instance computed.
+    fn held(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix;
 
-    /// All KV this instance holds for the beginning of `tokens`, as one can go on from it: attention KV, and recurrent
-    /// states at exactly its length. Blocks are found by their tenant-keyed ids. Empty where an engine hands none over.
-    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        self.held(key, tokens)
+    /// All KV this instance holds for the beginning of `tokens`, as what depends `on` these can go on from it: attention KV,
+    /// and recurrent states at exactly its length. Blocks are found by their tenant-keyed ids. Empty where an engine hands none over.
+    fn kept(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        self.held(key, tokens, on)
     }
 
     /// Keeps KV that was computed elsewhere, as far as there is room; returns how much of the job's tokens is held

@@ -11,7 +11,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use portolan_base::kv::{LayerKv, PieceId};
-use portolan_base::{BlockHash, CachePart, RequestId, TenantKey, Tokens};
+use portolan_base::{BlockHash, CachePart, Dependency, RequestId, TenantKey, Tokens};
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -188,7 +188,7 @@ impl Engine for FakeEngine {
         &self.description
     }
 
-    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+    fn held(&self, key: &TenantKey, tokens: &[u32], _on: &[Dependency]) -> HeldPrefix {
         if self.description.layout.is_hybrid() {
             return HeldPrefix::default();
         }
@@ -234,7 +234,7 @@ impl Engine for FakeEngine {
             }
             _ => {}
         }
-        let cached = self.held(&job.key, &job.tokens).tokens;
+        let cached = self.held(&job.key, &job.tokens, &job.about.dependencies).tokens;
         for (i, mut piece) in self
             .pieces(&job.key, &job.tokens, job.held)
             .into_iter()

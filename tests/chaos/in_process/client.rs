@@ -144,12 +144,18 @@ impl World {
             About::Prefix => BTreeSet::new(),
             About::Model | About::Tenant(_) => (0..super::plan::FAMILIES).collect(),
         };
+        // Whoever names a version before its order has begun: KV of the one before may be computed until it is given.
+        let sent = self.hub.ledger.stamp();
         let mut version = 0;
         let about = match order.about {
             About::Model => json!({"model": MODEL}),
             About::Tenant(tenant) => json!({"tenant": TENANTS[tenant]}),
             About::Document(document) => {
                 version = self.next_version(document);
+                if let Some(before) = order.named_before {
+                    self.announce(document, version);
+                    tokio::time::sleep(before).await;
+                }
                 let name = self.document(document);
                 json!({"dependency": {"kind": "document", "name": name, "version": version.to_string()}})
             }
@@ -165,7 +171,6 @@ impl World {
         let own = order.tenant.map(|tenant| TENANTS[tenant]);
         let key = format!("key-{}", own.unwrap_or("operator"));
         self.under_way.lock().insert(reason.clone());
-        let sent = self.hub.ledger.stamp();
         let given = tokio::select! {
             given = post(&running, "/v1/portolan/invalidate", &key, &body) => Some(given),
             () = running.life.over() => None,
@@ -175,12 +180,7 @@ impl World {
         let acknowledged = given
             .as_ref()
             .is_some_and(|(status, _)| *status == StatusCode::OK);
-        // Who names a version before it holds everywhere may have older KV, from a site that has not heard, kept as if it
-        // were of that version: `docs/chaos.md`, limits.
-        if acknowledged
-            && order.waits
-            && let About::Document(document) = order.about
-        {
+        if acknowledged && let About::Document(document) = order.about {
             self.announce(document, version);
         }
         let tenant = match order.about {

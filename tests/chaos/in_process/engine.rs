@@ -9,7 +9,7 @@ use crate::chaos::history::{Began, BirthId};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use portolan_base::{BlockHash, BlockId, CachePart, Clock, Moment, Provenance, Scope, TenantKey, Tokens};
+use portolan_base::{BlockHash, BlockId, CachePart, Clock, Dependency, Moment, Provenance, TenantKey, Tokens};
 use portolan_kv::tier::{Card, Epoch, Left, TierUse, Tiers, Top};
 use portolan_kv::{BlockKv, PoolBlock, Selector};
 use portolan_ports::kvset::piece_id;
@@ -39,12 +39,16 @@ pub(crate) struct ChaosEngine {
 }
 
 impl ChaosEngine {
-    /// What is held of a prompt's beginning, and what of it was used.
-    fn lookup(&self, key: &TenantKey, tokens: &[u32]) -> Vec<Arc<PoolBlock>> {
+    /// What is held of a prompt's beginning that what depends `on` these may use.
+    fn lookup(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> Vec<Arc<PoolBlock>> {
         let ids = BlockId::chain(key, tokens, BLOCK as usize);
         let now = self.clock.now();
         let open = self.tiers.open();
-        let below = self.tiers.below(&ids, 0, &Scope::Public, now);
+        let nobody = Provenance {
+            dependencies: on.into(),
+            ..Provenance::public(self.description.model.clone(), 1)
+        };
+        let below = self.tiers.below(&ids, 0, &nobody, now);
         let mut held = Vec::new();
         for found in below.blocks() {
             let Some(block) = self.tiers.read(found, now) else {
@@ -70,9 +74,15 @@ impl ChaosEngine {
         blocks.iter().enumerate().flat_map(of_block).collect()
     }
 
-    fn found(&self, what: Began, request: &str, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+    fn found(
+        &self,
+        (what, request): (Began, &str),
+        key: &TenantKey,
+        tokens: &[u32],
+        on: &[Dependency],
+    ) -> HeldPrefix {
         let at = self.ledger.stamp();
-        let blocks = self.lookup(key, tokens);
+        let blocks = self.lookup(key, tokens, on);
         let births = blocks.iter().filter_map(|block| birth_of(block)).collect();
         self.ledger.began((what, &self.site), request, births, at);
         HeldPrefix {
@@ -95,7 +105,7 @@ impl ChaosEngine {
                 .collect();
             self.store((key, tokens), (index, &ids), of_block, (about, since));
         }
-        self.lookup(key, tokens).len() as u32 * BLOCK
+        self.lookup(key, tokens, &about.dependencies).len() as u32 * BLOCK
     }
 
     fn store(
@@ -124,7 +134,7 @@ impl ChaosEngine {
             .checked_sub(1)
             .map(|at| (ids[at], at.checked_sub(1).map(|at| ids[at])));
         let now = self.clock.now();
-        if beneath.is_some_and(|(id, parent)| self.tiers.each()[0].holds(&id, parent, now).is_none()) {
+        if beneath.is_some_and(|(id, parent)| self.tiers.each()[0].holds(&id, parent, &about.dependencies, now).is_none()) {
             return;
         }
         if !open.allows(&block, &ids[..index], since) {
@@ -232,12 +242,12 @@ impl Engine for ChaosEngine {
         &self.description
     }
 
-    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        self.found(Began::Prefill, "held", key, tokens)
+    fn held(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        self.found((Began::Prefill, "held"), key, tokens, on)
     }
 
-    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        self.found(Began::Fetch, "kept", key, tokens)
+    fn kept(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        self.found((Began::Fetch, "kept"), key, tokens, on)
     }
 
     fn keep(&self, job: &KeepJob) -> Tokens {
@@ -251,7 +261,8 @@ impl Engine for ChaosEngine {
     ) -> Result<PrefillReport, EngineError> {
         self.life.or_never().await;
         self.ledger.reached(&self.site, &job.about, "computed");
-        let held = self.found(Began::Prefill, job.request.as_str(), &job.key, &job.tokens);
+        let begun = (Began::Prefill, job.request.as_str());
+        let held = self.found(begun, &job.key, &job.tokens, &job.about.dependencies);
         for piece in held
             .pieces
             .into_iter()

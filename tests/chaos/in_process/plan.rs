@@ -59,6 +59,8 @@ pub(crate) struct Ordering {
     pub(crate) tenant: Option<usize>,
     pub(crate) waits: bool,
     pub(crate) aborts: bool,
+    /// So long before it is given clients name the version that it tells; none: once it is acknowledged.
+    pub(crate) named_before: Option<Duration>,
 }
 
 /// One thing that happens.
@@ -128,6 +130,7 @@ impl Plan {
                 tenant: own.then_some(tenant),
                 waits: dice.chance(75),
                 aborts: dice.chance(15),
+                named_before: dice.chance(50).then(|| dice.millis(0, 120)),
             }),
         );
         for _ in 0..3 + dice.roll(6) {

@@ -224,10 +224,15 @@ impl Shared {
         body["wait"] = json!(true);
         body["reason"] = json!(reason);
         let sent = self.now();
+        let announce = || self.versions[document as usize].fetch_max(version, Relaxed);
+        if !is_model && dice.chance(50) {
+            announce();
+            thread::sleep(dice.millis(0, 200));
+        }
         let given = client.post("/v1/portolan/invalidate", &body);
         let answered = self.now();
         if given.is_ok() && !is_model {
-            self.versions[document as usize].fetch_max(version, Relaxed);
+            announce();
         }
         let families = (0..FAMILIES).filter(|family| is_model || family % DOCUMENTS == document);
         self.seen.lock().orders.push(Ordered {

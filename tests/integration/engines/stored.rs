@@ -86,7 +86,7 @@ impl Sites {
             assert!(Instant::now() < until, "paris was never told");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        engine.kept(&key, prompt).pieces
+        engine.kept(&key, prompt, &[]).pieces
     }
 
     async fn ask(&self, key: &str, id: &str, prompt: &[u32]) -> PathRecord {
@@ -126,18 +126,18 @@ async fn what_an_engine_of_another_site_laid_down_lies_here_before_the_request_r
     let prompt = prompt(1, 120);
     let there = sites.computed_in_virginia("acme", &prompt).await;
     let here = sites.engine("paris", "p");
-    assert_eq!(here.kept(&sites.key("acme"), &prompt).tokens, 0);
+    assert_eq!(here.kept(&sites.key("acme"), &prompt, &[]).tokens, 0);
     let record = sites.ask(ACME, "s-1", &prompt).await;
     let [fetch] = record.fetches.as_slice() else {
         panic!("one fetch: {record:?}")
     };
     assert_eq!((fetch.site.as_str(), fetch.instance.as_str()), ("virginia", "v"));
     assert_eq!((fetch.wanted_tokens, fetch.tokens), (HELD, HELD), "{fetch:?}");
-    let kept = here.kept(&sites.key("acme"), &prompt);
+    let kept = here.kept(&sites.key("acme"), &prompt, &[]);
     assert_eq!(kept.tokens, HELD);
     assert!(kept.pieces == there, "byte for byte");
     assert_eq!(
-        here.kept(&sites.key("globex"), &prompt).tokens,
+        here.kept(&sites.key("globex"), &prompt, &[]).tokens,
         0,
         "another tenant's"
     );
@@ -157,7 +157,7 @@ async fn what_residency_denies_does_not_come() {
     assert_eq!(
         sites
             .engine("paris", "p")
-            .kept(&sites.key("globex"), &prompt)
+            .kept(&sites.key("globex"), &prompt, &[])
             .tokens,
         0
     );

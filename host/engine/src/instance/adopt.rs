@@ -9,17 +9,16 @@ use crate::network::ForwardError;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
 use portolan_base::kv::LayerKv;
-use portolan_base::{BlockId, TenantKey, Tokens};
+use portolan_base::{BlockId, Dependency, TenantKey, Tokens};
 use portolan_kv::BlockKv;
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{EngineError, HeldPrefix, KeepJob, KvPiece};
 use std::ops::Range;
 
-/// The longest usable prefix with everything that going on from it needs.
-pub(super) fn kept(shared: &Shared, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-    let held = shared
-        .cache
-        .lease_chain(&BlockId::chain(key, tokens, BLOCK_TOKENS as usize));
+/// The longest prefix that what depends `on` these may use, with everything that going on from it needs.
+pub(super) fn kept(shared: &Shared, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+    let chain = BlockId::chain(key, tokens, BLOCK_TOKENS as usize);
+    let held = shared.cache.lease_chain(&chain, on);
     let end = held.len as u32 * BLOCK_TOKENS;
     let mut pieces = shared.cache.attention_pieces(&held.blocks);
     let last = held.blocks.last().filter(|(index, _)| index + 1 == held.len);

@@ -12,7 +12,7 @@ use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
 use portolan_base::{
-    BlockHash, BlockId, Bytes, CachePart, Clock, INDEX_BLOCK_TOKENS, Moment, Permille, Provenance, TenantKey,
+    BlockHash, BlockId, Bytes, CachePart, Clock, Dependency, INDEX_BLOCK_TOKENS, Moment, Permille, Provenance, TenantKey,
     Tokens,
 };
 use portolan_kv::tier::{Below, Card, Epoch, Left, TierUse, Tiers, Top};
@@ -137,22 +137,22 @@ impl Cache {
 
     /// The longest usable prefix, looked at once more for the same prompt.
     pub(crate) fn lease(&self, names: &Names) -> HeldBlocks {
-        self.lease_chain(&names.ids)
+        self.lease_chain(&names.ids, &names.about.dependencies)
     }
 
-    /// The longest usable prefix of a chain of blocks.
-    pub(crate) fn lease_chain(&self, ids: &[BlockId]) -> HeldBlocks {
+    /// The longest prefix of a chain of blocks that what depends `on` these may use.
+    pub(crate) fn lease_chain(&self, ids: &[BlockId], on: &[Dependency]) -> HeldBlocks {
         let mut pool = self.pool.lock();
         let now = self.now();
         match self.tiers.is_trusted(now) {
-            true => pool.lease_needed(ids, now),
+            true => pool.lease_needed(ids, on, now),
             false => HeldBlocks::default(),
         }
     }
 
-    /// The attention pieces of the longest usable prefix.
-    pub(crate) fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        let held = self.lease_chain(&BlockId::chain(key, tokens, BLOCK_TOKENS as usize));
+    /// The attention pieces of the longest prefix that what depends `on` these may use.
+    pub(crate) fn held(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        let held = self.lease_chain(&BlockId::chain(key, tokens, BLOCK_TOKENS as usize), on);
         HeldPrefix {
             tokens: held.len as u32 * BLOCK_TOKENS,
             pieces: self.attention_pieces(&held.blocks),
@@ -207,11 +207,12 @@ impl Cache {
         let has_tiers = self.has_tiers();
         let refused = (has_tiers && !is_held).then(|| Arc::clone(block));
         let falling = inserted.evicted.into_iter().chain(refused);
+        let replaced = inserted.replaced.iter().map(|block| Left::from(block.as_ref()));
         let gone: Vec<Left> = if has_tiers {
             let demoted = falling.flat_map(|block| self.tiers.demote(block, &open, now));
-            demoted.collect()
+            replaced.chain(demoted).collect()
         } else {
-            falling.map(|block| block.as_ref().into()).collect()
+            replaced.chain(falling.map(|block| block.as_ref().into())).collect()
         };
         self.tell_removed(&gone);
         if inserted.added {
@@ -255,8 +256,9 @@ impl Cache {
             return Below::default();
         }
         let now = self.now();
-        let held = self.pool.lock().run_length(&names.ids, now);
-        let below = self.tiers.below(&names.ids, held, &names.about.scope, now);
+        let about = &names.about;
+        let held = self.pool.lock().run_length(&names.ids, &about.dependencies, now);
+        let below = self.tiers.below(&names.ids, held, about, now);
         below.worthwhile(compute, reuse(&self.layout))
     }
 

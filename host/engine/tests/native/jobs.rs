@@ -236,7 +236,7 @@ async fn load_tells_speeds_from_the_beginning_and_a_dropped_instance_fails_its_j
     let prompt = prompt(10);
     let kv = kv_for(&engine, &prompt).await;
     let events = engine.decode(decode_job(&prompt, kv, 2000));
-    assert_eq!(engine.held(&key(), &prompt).tokens, 0);
+    assert_eq!(engine.held(&key(), &prompt, &[]).tokens, 0);
     drop(engine);
     assert!(matches!(
         answer(events).await.end,

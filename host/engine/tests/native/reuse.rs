@@ -72,7 +72,7 @@ async fn the_receiver_gets_only_what_it_does_not_hold() {
     let before = &prompt[..149];
     let (holder, computing) = (start(&model), start(&model));
     prefill(&holder, prefill_job(&prompt[..64], 0)).await.unwrap();
-    let held = holder.held(&key(), before);
+    let held = holder.held(&key(), before, &[]);
     assert_eq!(held.tokens, 64);
     let expected = answer_from(&start(&model), &prompt).await;
     // Twice: the second time the sender has two blocks cached, and the receiver still holds one.
@@ -98,7 +98,7 @@ async fn received_kv_is_kept_by_dense_models_and_not_by_hybrids() {
         let receiver = NativeInstance::start(Arc::clone(&model), config("d", Role::Both)).unwrap();
         let mut events = receiver.events();
         answer(receiver.decode(decode_job(&prompt, kv, 1))).await;
-        assert_eq!(receiver.held(&key(), &prompt).tokens, kept, "{name}");
+        assert_eq!(receiver.held(&key(), &prompt, &[]).tokens, kept, "{name}");
         let (_, report) = prefill(&receiver, prefill_job(&prompt[..139], 0)).await.unwrap();
         assert_eq!(report.cached, kept, "{name}");
         let hashes = BlockHash::chain(&key(), &prompt);
@@ -126,9 +126,9 @@ async fn what_one_instance_keeps_another_goes_on_from() {
                 prefill(&taker, prefill_job(&prompt[..own], 0)).await.unwrap();
                 events.recv().await.unwrap();
             }
-            let has = taker.kept(&key(), before);
+            let has = taker.kept(&key(), before, &[]);
             assert_eq!(has.tokens as usize, own, "{name}");
-            let kept = holder.kept(&key(), before);
+            let kept = holder.kept(&key(), before, &[]);
             assert_eq!(kept.tokens, 192, "{name}");
             // The taker's own attention KV, and of the holder's what lies beyond.
             let own_pieces = has.pieces.into_iter().filter(|piece| !piece.id.is_empty());
@@ -167,7 +167,7 @@ async fn kv_of_another_length_or_model_is_not_kept() {
     let tokens = prompt(128);
     prefill(&holder, prefill_job(&tokens, 0)).await.unwrap();
     let set =
-        |layout, tokens| KvSet::assemble(layout, tokens, holder.kept(&key(), &prompt(128)).pieces).unwrap();
+        |layout, tokens| KvSet::assemble(layout, tokens, holder.kept(&key(), &prompt(128), &[]).pieces).unwrap();
     let layout = Arc::clone(&taker.describe().layout);
     let mut other = layout.as_ref().clone();
     other.model_version += 1;
@@ -192,9 +192,9 @@ async fn another_tenant_reaches_nothing() {
     let tokens = prompt(128);
     prefill(&engine, prefill_job(&tokens, 0)).await.unwrap();
     let other = portolan_base::TenantKey::derive(&[1; 32], "other", "model", 1);
-    assert_eq!(engine.held(&other, &tokens).tokens, 0);
-    assert_eq!(engine.kept(&other, &tokens).tokens, 0);
-    assert_eq!(engine.held(&key(), &tokens).tokens, 128);
+    assert_eq!(engine.held(&other, &tokens, &[]).tokens, 0);
+    assert_eq!(engine.kept(&other, &tokens, &[]).tokens, 0);
+    assert_eq!(engine.held(&key(), &tokens, &[]).tokens, 128);
 }
 
 #[tokio::test]

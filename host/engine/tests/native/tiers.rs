@@ -195,14 +195,14 @@ async fn under_a_window_nothing_goes_down_and_orders_reach_over_what_the_pool_le
     let engine = above(&Arc::new(model), 560 << 10, vec![host.clone()]);
     let tokens = prompt(384);
     prefill(&engine, prefill_job(&tokens, 0)).await.unwrap();
-    assert_eq!(engine.held(&key(), &tokens).tokens, 384);
+    assert_eq!(engine.held(&key(), &tokens, &[]).tokens, 384);
     assert_eq!(host.usage().blocks, 0);
     let second = BlockId::chain(&key(), &tokens, 64)[1];
     let tiers = engine.cache().unwrap().tiers();
     assert!(tiers.invalidate(&Selector::Block(second)).blocks > 0);
-    assert_eq!(engine.held(&key(), &tokens).tokens, 64);
+    assert_eq!(engine.held(&key(), &tokens, &[]).tokens, 64);
     assert_eq!(tiers.invalidate(&Selector::All).blocks, 1);
-    assert_eq!(engine.held(&key(), &tokens).tokens, 0);
+    assert_eq!(engine.held(&key(), &tokens, &[]).tokens, 0);
 }
 
 #[tokio::test]

@@ -81,7 +81,7 @@ async fn reuse_needs_the_blocks_within_the_window_only() {
     let engine = NativeInstance::start(Arc::clone(&model), small).unwrap();
     let tokens = prompt(384);
     prefill(&engine, prefill_job(&tokens, 0)).await.unwrap();
-    let held = engine.held(&key(), &tokens);
+    let held = engine.held(&key(), &tokens, &[]);
     assert_eq!(held.tokens, 384);
     let mut starts: Vec<_> = held.pieces.iter().map(|piece| piece.id.tokens.start).collect();
     starts.dedup();
@@ -97,7 +97,7 @@ async fn reuse_needs_the_blocks_within_the_window_only() {
     let kv = kv_for(&engine, &longer).await;
     let receiver = start(&model);
     answer(receiver.decode(decode_job(&longer, kv, 1))).await;
-    assert_eq!(receiver.held(&key(), &longer).tokens, 384);
+    assert_eq!(receiver.held(&key(), &longer, &[]).tokens, 384);
 }
 
 #[tokio::test]

@@ -126,11 +126,11 @@ impl Lives {
     /// Which blocks could be used at this moment.
     fn usable(&self) -> Vec<u8> {
         let now = self.clock.now();
-        let scope = Scope::Public;
+        let nobody = Provenance::public(model(), 1);
         let is_usable = |n: &u8| {
             !self
                 .tiers
-                .below(&[BlockId([*n; 16])], 0, &scope, now)
+                .below(&[BlockId([*n; 16])], 0, &nobody, now)
                 .blocks()
                 .is_empty()
         };

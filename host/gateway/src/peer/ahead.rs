@@ -32,7 +32,7 @@ pub(super) async fn take(
         ));
     }
     let fetches = fetch::fetch_first(site, peer, engine, (key, &order), sink.as_mut()).await?;
-    let lacking = order.tokens.len() as u32 - engine.kept(&key, &order.tokens).tokens;
+    let lacking = order.tokens.len() as u32 - engine.kept(&key, &order.tokens, &order.dependencies).tokens;
     if lacking > 0 && !is_idle(engine.as_ref()) {
         return Err(format!(
             "instance {} lacks {lacking} tokens of it and computes what someone waits for",

@@ -36,7 +36,7 @@ pub(super) async fn take(
         .turn()
         .ok_or_else(|| format!("{name} is taking over as many prefixes as it may"))?;
     let wanted = Tokens(u32::try_from(order.tokens.len()).unwrap_or(u32::MAX));
-    let has = engine.kept(&key, &order.tokens);
+    let has = engine.kept(&key, &order.tokens, &order.dependencies);
     let mut report = PrefillReport {
         cached: has.tokens,
         ..PrefillReport::default()

@@ -79,7 +79,7 @@ impl<'a> Groups<'a> {
         };
         let outdated = |by: &Dependency| {
             let mut on = card.about.dependencies.iter();
-            on.any(|d| d.kind == by.kind && d.name == by.name && d.version != by.version)
+            on.any(|d| d.contradicts(by))
         };
         let numbered = self.changed.iter().take(BITS).enumerate();
         let depends = numbered

@@ -43,7 +43,7 @@ impl Journey {
             }
         }
         if self.may_reuse() {
-            brought.held = leg.decoder.held(&self.key, &self.prefill_tokens());
+            brought.held = leg.decoder.held(&self.key, &self.prefill_tokens(), &self.about.dependencies);
         }
         self.note_stage("fetch", begun);
         brought

@@ -84,8 +84,7 @@ impl Selector {
             Self::Older { model, version } => about.model == *model && about.model_version < *version,
             Self::Outdated { by, of } => {
                 let mut on = about.dependencies.iter();
-                of.as_ref().is_none_or(|of| about.scope == *of)
-                    && on.any(|d| d.kind == by.kind && d.name == by.name && d.version != by.version)
+                of.as_ref().is_none_or(|of| about.scope == *of) && on.any(|d| d.contradicts(by))
             }
         }
     }
@@ -193,7 +192,7 @@ impl<K: Kept> PrefixPool<K> {
     }
 
     /// Takes a block and all its descendants out, descendants first.
-    fn take_tree(&mut self, root: BlockId) -> Vec<Entry<K>> {
+    pub(super) fn take_tree(&mut self, root: BlockId) -> Vec<Entry<K>> {
         let (mut order, mut open) = (Vec::new(), vec![root]);
         while let Some(id) = open.pop() {
             open.extend(self.children.get(&id).into_iter().flatten().copied());

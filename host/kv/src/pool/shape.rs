@@ -70,6 +70,9 @@ pub struct Inserted<K = BlockKv> {
     pub added: bool,
     /// Blocks that made room, the first due first. They can no longer be found.
     pub evicted: Vec<Arc<PoolBlock<K>>>,
+    /// Blocks that made way, since they depend on a thing at another version than the block of the same name that came, or
+    /// were computed on top of such a one. They can no longer be found.
+    pub replaced: Vec<Arc<PoolBlock<K>>>,
 }
 
 impl<K> Inserted<K> {
@@ -77,6 +80,7 @@ impl<K> Inserted<K> {
         Self {
             added: false,
             evicted: Vec::new(),
+            replaced: Vec::new(),
         }
     }
 }

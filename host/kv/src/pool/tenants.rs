@@ -36,7 +36,7 @@ pub struct Counts {
     pub misses: u64,
     /// Taken in.
     pub stored: u64,
-    /// Gone to make room.
+    /// Gone to make room, or way for what depends on another version of something.
     pub evicted: u64,
     /// Gone because nobody used them for too long.
     pub expired: u64,

@@ -99,7 +99,7 @@ fn a_leased_block_stays_and_a_block_that_finds_no_room_evicts_nothing() {
     let mut pool = pool(Bytes(one.0 * 2));
     pool.insert(block(&[0], 1000, None), NOW);
     pool.insert(block(&[1], 1000, None), NOW);
-    let lease = pool.lease(&chain(&[0]), NOW);
+    let lease = pool.lease(&chain(&[0]), &[], NOW);
     let done = pool.insert(block(&[2], 2000, None), NOW);
     assert!(!done.added, "one free block is not enough");
     assert_eq!(pool.blocks(), 2, "the free block was given back");
@@ -114,7 +114,7 @@ fn a_lease_taken_before_the_snapshot_came_still_holds_the_block() {
     let one = block(&[0], 1000, Some(100)).size();
     let mut pool = pool(one);
     pool.insert(block(&[0], 1000, None), NOW);
-    let lease = pool.lease(&chain(&[0]), NOW);
+    let lease = pool.lease(&chain(&[0]), &[], NOW);
     assert!(pool.insert(block(&[0], 1000, Some(100)), NOW).added);
     assert!(!pool.insert(block(&[1], 1000, None), NOW).added);
     drop(lease);
@@ -193,8 +193,8 @@ fn a_tenant_takes_no_room_from_others_beneath_their_share() {
     );
     let done = pool.insert(block(&[5], 1000, None), NOW);
     assert_eq!(ids(&done.evicted), [id(&[2])], "what was lent comes back");
-    let lease = pool.lease(&chain(&[0]), NOW);
-    let other = pool.lease(&chain(&[5]), NOW);
+    let lease = pool.lease(&chain(&[0]), &[], NOW);
+    let other = pool.lease(&chain(&[5]), &[], NOW);
     assert!(
         !pool.insert(block(&[6], 1000, None), NOW).added,
         "all of its own is leased"
@@ -220,7 +220,7 @@ fn what_depends_on_another_version_is_gone_with_all_that_follows() {
         ..doc("1")
     };
     pool.insert(block_of(globex, &[7], 10), NOW);
-    let lease = pool.lease(&chain(&[0, 1, 2]), NOW);
+    let lease = pool.lease(&chain(&[0, 1, 2]), &[], NOW);
     let order = Selector::Outdated {
         by: on("document", "2"),
         of: Some(scope("acme")),
@@ -228,10 +228,10 @@ fn what_depends_on_another_version_is_gone_with_all_that_follows() {
     let gone = pool.invalidate(&order);
     assert_eq!(ids(&gone), [id(&[0, 1, 2]), id(&[0, 1])]);
     assert_eq!(lease.blocks.len(), 3, "whoever reads goes on reading");
-    assert_eq!(pool.lease(&chain(&[0, 1, 2]), NOW).blocks.len(), 1);
-    assert_eq!(pool.lease(&chain(&[0, 3]), NOW).blocks.len(), 2);
+    assert_eq!(pool.lease(&chain(&[0, 1, 2]), &[], NOW).blocks.len(), 1);
+    assert_eq!(pool.lease(&chain(&[0, 3]), &[], NOW).blocks.len(), 2);
     assert_eq!(
-        pool.lease(&chain(&[7]), NOW).blocks.len(),
+        pool.lease(&chain(&[7]), &[], NOW).blocks.len(),
         1,
         "another tenant's document"
     );
@@ -294,7 +294,10 @@ fn a_block_that_depends_on_too_much_is_not_reused() {
     pool.insert(block(&[0], 10, None), NOW);
     let many = |from: usize| {
         let all: Vec<_> = (from..from + 200)
-            .map(|n| on("document", &n.to_string()))
+            .map(|n| Dependency {
+                name: n.to_string(),
+                ..on("document", "1")
+            })
             .collect();
         about(scope("acme"), &all)
     };
@@ -404,4 +407,87 @@ fn orders_of_a_scope_and_orders_but_for_some_scopes() {
         version: 2,
     };
     assert_eq!(goes(&older), [1, 2, 3, 4]);
+}
+
+/// A request that names a version of a document, or two of them.
+fn naming(versions: &[(&str, &str)]) -> Provenance {
+    let of = |(name, version): &(&str, &str)| Dependency {
+        name: (*name).to_owned(),
+        ..on("document", version)
+    };
+    about(scope("acme"), &versions.iter().map(of).collect::<Vec<_>>())
+}
+
+#[test]
+fn what_depends_on_a_document_at_another_version_is_not_used_and_makes_way() {
+    let mut pool = pool(Bytes(1 << 20));
+    let (old, new) = (naming(&[("a", "1")]), naming(&[("a", "2")]));
+    for path in [&[0][..], &[0, 1], &[0, 1, 2]] {
+        pool.insert(block_of(old.clone(), path, 10), NOW);
+    }
+    let found = |pool: &mut PrefixPool, about: &Provenance| pool.lookup(&chain(&[0, 1, 2]), about, NOW).blocks.len();
+    assert_eq!(found(&mut pool, &new), 0);
+    assert_eq!(found(&mut pool, &old), 3, "looking bound nothing");
+    assert_eq!(found(&mut pool, &acme()), 3, "who names no version may use any");
+    let chained = chain(&[0, 1, 2]);
+    let on = |about: &Provenance| Arc::clone(&about.dependencies);
+    assert_eq!(pool.lease(&chained, &on(&new), NOW).blocks.len(), 0);
+    assert_eq!(pool.lease(&chained, &on(&old), NOW).blocks.len(), 3);
+    assert_eq!(pool.run_length(&chained, &on(&new), NOW), 0);
+    assert!(pool.find_for(&id(&[0]), None, &on(&new), NOW).is_none());
+
+    assert!(
+        !pool.insert(block_of(new.clone(), &[0, 1, 7], 10), NOW).added,
+        "on top of what depends on another version"
+    );
+    let inserted = pool.insert(block_of(new.clone(), &[0], 10), NOW);
+    assert!(inserted.added && inserted.evicted.is_empty());
+    assert_eq!(set_of(&inserted.replaced), [id(&[0]), id(&[0, 1]), id(&[0, 1, 2])].into());
+    assert_eq!((found(&mut pool, &new), found(&mut pool, &old)), (1, 0));
+    let order = Selector::Outdated {
+        by: naming(&[("a", "2")]).dependencies[0].clone(),
+        of: None,
+    };
+    assert!(pool.invalidate(&order).is_empty(), "it is of this version");
+    assert_eq!(pool.blocks(), 1);
+}
+
+fn set_of(blocks: &[Arc<PoolBlock>]) -> HashSet<BlockId> {
+    blocks.iter().map(|block| block.id).collect()
+}
+
+#[test]
+fn a_prompt_that_many_share_is_shared_by_those_who_name_different_documents() {
+    let mut pool = pool(Bytes(1 << 20));
+    // The system prompt, then a document each.
+    pool.insert(block_of(naming(&[("a", "1")]), &[0], 10), NOW);
+    pool.insert(block_of(naming(&[("a", "1")]), &[0, 1], 10), NOW);
+    let b = naming(&[("b", "7")]);
+    assert_eq!(pool.lookup(&chain(&[0, 2]), &b, NOW).blocks.len(), 1);
+    assert!(pool.insert(block_of(b.clone(), &[0, 2], 10), NOW).added);
+    let both = naming(&[("a", "1"), ("b", "7")]);
+    assert_eq!(pool.lookup(&chain(&[0, 2]), &both, NOW).blocks.len(), 2);
+    let later = naming(&[("b", "8")]);
+    assert_eq!(
+        pool.lookup(&chain(&[0, 2]), &later, NOW).blocks.len(),
+        0,
+        "whoever used it named the version before"
+    );
+}
+
+#[test]
+fn no_block_depends_on_one_thing_at_two_versions() {
+    let mut pool = PrefixPool::new(PoolConfig {
+        parents: Parents::Elsewhere,
+        ..PoolConfig::of(Bytes(1 << 20))
+    });
+    pool.insert(block_of(naming(&[("a", "1"), ("b", "1")]), &[0], 10), NOW);
+    pool.insert(block_of(naming(&[("a", "2")]), &[0, 1], 10), NOW);
+    let child = pool.see(&id(&[0, 1])).unwrap().dependencies;
+    let mut names: Vec<_> = child.iter().map(|d| (d.name.as_str(), d.version.as_str())).collect();
+    names.sort_unstable();
+    assert_eq!(names, [("a", "2"), ("b", "1")]);
+    pool.insert(block_of(about(Scope::Public, &[]), &[9], 10), NOW);
+    let anyone = naming(&[("a", "5")]);
+    assert_eq!(pool.lookup(&chain(&[9]), &anyone, NOW).blocks.len(), 1, "nothing binds what is public");
 }

@@ -8,7 +8,7 @@
 use super::{Held, Inserted, PrefixPool, Reuse};
 use crate::block::{BlockKv, Kept, PoolBlock};
 use portolan_base::kv::KvWindow;
-use portolan_base::{BlockId, Moment, Provenance};
+use portolan_base::{BlockId, Dependency, Moment, Provenance};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,11 +72,11 @@ impl<K: Kept> PrefixPool<K> {
     }
 
     /// As [`PrefixPool::lease`], of a pool of either kind.
-    pub fn lease_needed(&mut self, chain: &[BlockId], now: Moment) -> HeldBlocks<K> {
+    pub fn lease_needed(&mut self, chain: &[BlockId], on: &[Dependency], now: Moment) -> HeldBlocks<K> {
         let Some(window) = self.window else {
-            return self.lease(chain, now).into();
+            return self.lease(chain, on, now).into();
         };
-        let held = self.needed(window, chain, |id, parent| self.find(id, parent, now).is_some());
+        let held = self.needed(window, chain, |id, parent| self.find_for(id, parent, on, now).is_some());
         for (_, block) in &held.blocks {
             self.touch(&block.id, now, 0);
         }
@@ -90,7 +90,7 @@ impl<K: Kept> PrefixPool<K> {
             return self.insert(block, now);
         }
         let id = block.id;
-        let _needed = self.lease_needed(chain, now);
+        let _needed = self.lease_needed(chain, &block.about.dependencies, now);
         let inserted = self.insert(block, now);
         if self.entries.contains_key(&id) {
             self.link(chain);

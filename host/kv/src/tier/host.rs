@@ -5,7 +5,7 @@ use crate::block::PoolBlock;
 use crate::index::Tier;
 use crate::pool::{Parents, PoolConfig, PrefixPool, Selector};
 use parking_lot::Mutex;
-use portolan_base::{BlockId, Bytes, Moment, Scope};
+use portolan_base::{BlockId, Bytes, Dependency, Moment, Scope};
 use std::sync::Arc;
 
 /// A pool in host memory. A block that is read moves out: whoever reads it holds it from then on, and demotes it again.
@@ -34,12 +34,19 @@ impl BlockTier for HostTier {
         Offered {
             taken: pool.see(&id).is_some(),
             displaced: inserted.evicted,
-            gone: Vec::new(),
+            gone: inserted.replaced.iter().map(|block| block.as_ref().into()).collect(),
         }
     }
 
-    fn holds(&self, id: &BlockId, parent: Option<BlockId>, now: Moment) -> Option<Lying> {
-        self.0.lock().find(id, parent, now).map(|block| lying(&block.kv))
+    fn holds(
+        &self,
+        id: &BlockId,
+        parent: Option<BlockId>,
+        on: &[Dependency],
+        now: Moment,
+    ) -> Option<Lying> {
+        let pool = self.0.lock();
+        pool.find_for(id, parent, on, now).map(|block| lying(&block.kv))
     }
 
     fn read(&self, id: &BlockId, _now: Moment) -> Option<Arc<PoolBlock>> {

@@ -6,7 +6,7 @@ use super::{BlockTier, Epoch, Forgotten, Left};
 use crate::block::PoolBlock;
 use crate::pool::{Reuse, Selector};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use portolan_base::{BlockId, Bytes, Moment, Provenance, Scope};
+use portolan_base::{BlockId, Bytes, Moment, Provenance};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -186,8 +186,9 @@ impl Tiers {
         }
     }
 
-    /// What lies below of a prompt of which the first `held` blocks are held above, and counts what was asked for.
-    pub fn below(&self, chain: &[BlockId], held: usize, scope: &Scope, now: Moment) -> Below {
+    /// What lies below, for `about` to use, of a prompt of which the first `held` blocks are held above; and counts what was
+    /// asked for.
+    pub fn below(&self, chain: &[BlockId], held: usize, about: &Provenance, now: Moment) -> Below {
         if !self.is_trusted(now) {
             return Below::default();
         }
@@ -197,7 +198,7 @@ impl Tiers {
         for (position, id) in chain.iter().enumerate().skip(held) {
             let parent = position.checked_sub(1).map(|before| chain[before]);
             let mut tiers = self.tiers.iter().enumerate();
-            let Some((tier, lying)) = tiers.find_map(|(at, tier)| Some((at, tier.holds(id, parent, now)?)))
+            let Some((tier, lying)) = tiers.find_map(|(at, tier)| Some((at, tier.holds(id, parent, &about.dependencies, now)?)))
             else {
                 break;
             };
@@ -213,7 +214,7 @@ impl Tiers {
         let mut asked = (chain.len() - held.min(chain.len())) as u64;
         for (tier, hits) in self.tiers.iter().zip(hits) {
             asked -= hits;
-            tier.count(scope, hits, asked);
+            tier.count(&about.scope, hits, asked);
         }
         Below { run }
     }

@@ -5,6 +5,7 @@ use crate::pool::{PoolConfig, Reuse};
 use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::{Dependency, ModelName, TenantName};
+use std::collections::HashSet;
 
 const NOW: Moment = Moment(0);
 const KIB: u64 = 1 << 10;
@@ -93,7 +94,7 @@ fn a_block_falls_to_the_first_tier_with_room_and_comes_back_whole() {
         assert!(gone.is_empty(), "{n}");
     }
     let chain: Vec<_> = (1..=5).map(id).collect();
-    let below = tiers.below(&chain, 0, &block(1).about.scope, NOW);
+    let below = tiers.below(&chain, 0, &block(1).about, NOW);
     assert_eq!(ids(&below), 4);
     assert_eq!((upper.usage().blocks, lower.usage().blocks), (2, 2));
     for found in below.blocks() {
@@ -251,7 +252,7 @@ fn what_is_not_trusted_is_not_given_and_what_is_too_old_is_not_taken() {
     let tier = host(9);
     let tiers = Tiers::new(vec![tier]);
     tiers.demote(Arc::new(block(1)), &tiers.open(), NOW);
-    let below = |now| ids(&tiers.below(&[id(1)], 0, &block(1).about.scope, now));
+    let below = |now| ids(&tiers.below(&[id(1)], 0, &block(1).about, now));
     assert_eq!(below(Moment(u64::MAX)), 1, "where nobody says otherwise");
     tiers.trust_until(Moment(5));
     assert_eq!((below(Moment(4)), below(Moment(5))), (1, 0));
@@ -271,4 +272,24 @@ fn what_is_not_trusted_is_not_given_and_what_is_too_old_is_not_taken() {
         "a request that began before finishes"
     );
     assert_eq!(below(Moment(4)), 0);
+}
+
+#[test]
+fn what_depends_on_another_version_is_not_given_and_makes_way_in_a_tier() {
+    let (upper, lower) = (host(9), host(9));
+    let tiers = Tiers::new(vec![upper.clone(), lower.clone()]);
+    for n in 1..=2 {
+        tiers.demote(Arc::new(block(n)), &tiers.open(), NOW);
+    }
+    let newer = |n| PoolBlock {
+        about: about("acme", "2"),
+        ..block(n)
+    };
+    let found = |version: &str| ids(&tiers.below(&[id(1), id(2)], 0, &about("acme", version), NOW));
+    assert_eq!((found("1"), found("2")), (2, 0));
+    let gone = tiers.demote(Arc::new(newer(1)), &tiers.open(), NOW);
+    assert_eq!(gone.iter().map(|left| left.id).collect::<HashSet<_>>(), [id(1), id(2)].into());
+    assert_eq!((found("1"), found("2")), (0, 1));
+    tiers.demote(Arc::new(newer(2)), &tiers.open(), NOW);
+    assert_eq!((found("1"), found("2")), (0, 2));
 }

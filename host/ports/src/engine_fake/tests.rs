@@ -119,9 +119,9 @@ async fn what_was_computed_before_is_held_and_only_the_rest_is_sent() {
     let engine = engine(vec![attention()]);
     let tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     prefill(&engine, "a", &tokens, 0).await;
-    let held = engine.held(&key("a"), &tokens);
+    let held = engine.held(&key("a"), &tokens, &[]);
     assert_eq!(held.tokens, 8, "whole blocks only");
-    assert_eq!(engine.held(&key("b"), &tokens).tokens, 0, "another tenant's");
+    assert_eq!(engine.held(&key("b"), &tokens, &[]).tokens, 0, "another tenant's");
     let (report, rest) = prefill(&engine, "a", &tokens, held.tokens).await;
     assert_eq!((report.cached, report.computed), (8, 1));
     let kv = assemble(&engine, 9, held.pieces.into_iter().chain(rest).collect()).unwrap();

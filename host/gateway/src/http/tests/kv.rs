@@ -3,7 +3,7 @@
 use super::support::{ACME, App, OPERATOR, Reply};
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use portolan_base::{BlockHash, BlockId, Bytes, ModelName, Moment, Provenance, Scope, TenantKey, TenantName};
+use portolan_base::{BlockHash, BlockId, Bytes, Dependency, ModelName, Moment, Provenance, Scope, TenantKey, TenantName};
 use portolan_kv::tier::{BlockTier, Card, HostTier, Left, TierUse, Tiers, Top};
 use portolan_kv::{BlockKv, PoolBlock, PoolConfig, PrefixPool, Selector};
 use portolan_ports::{
@@ -101,8 +101,8 @@ impl Engine for Keeping {
     fn describe(&self) -> &EngineDescription {
         self.engine.describe()
     }
-    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        self.engine.held(key, tokens)
+    fn held(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        self.engine.held(key, tokens, on)
     }
     async fn prefill(
         &self,

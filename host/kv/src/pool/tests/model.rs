@@ -59,6 +59,11 @@ fn user(path: &[u8], version: u8) -> Provenance {
     about(tenant(path[0]), on.as_slice())
 }
 
+/// Whether a block of these versions is not for who names this one.
+fn disagree(versions: &BTreeSet<u8>, named: u8) -> bool {
+    named > 0 && versions.iter().any(|version| *version != named)
+}
+
 #[derive(Clone, Debug)]
 struct ModelBlock {
     path: Path,
@@ -114,6 +119,9 @@ impl Model {
         let mut length = 0;
         for n in 1..=path.len() {
             let Some(block) = self.find(&path[..n]) else { break };
+            if version.is_some_and(|version| disagree(&block.versions, version)) {
+                break;
+            }
             if live.is_some_and(|live| now.since(block.used_at) >= live) {
                 break;
             }
@@ -176,6 +184,9 @@ impl Model {
 
     fn insert(&mut self, path: &[u8], size: u64, snapshot: Option<u64>, version: u8) -> (bool, Vec<Path>) {
         let versions: BTreeSet<u8> = Some(version).filter(|v| *v > 0).into_iter().collect();
+        if self.find(path).is_some_and(|held| disagree(&held.versions, version)) {
+            self.blocks.retain(|block| !block.path.starts_with(path));
+        }
         if let Some(held) = self.find(path) {
             held.versions.extend(versions);
             let held = held.clone();
@@ -194,6 +205,9 @@ impl Model {
         let parent = &path[..path.len() - 1];
         let inherited = self.find(parent).map(|parent| parent.versions.clone());
         if !parent.is_empty() && inherited.is_none() {
+            return (false, vec![]);
+        }
+        if inherited.as_ref().is_some_and(|theirs| disagree(theirs, version)) {
             return (false, vec![]);
         }
         let bytes = size + snapshot.unwrap_or(0) + BLOCK_OVERHEAD.0;
@@ -303,7 +317,7 @@ proptest! {
                     prop_assert_eq!(found.blocks.len(), model.lookup(&path, Some(version)).len());
                 }
                 Op::Lease { path } => {
-                    leases.push(pool.lease(&chain(&path), now));
+                    leases.push(pool.lease(&chain(&path), &[], now));
                     let births = model.lookup(&path, None);
                     model.leases.push(births);
                 }

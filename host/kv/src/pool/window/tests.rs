@@ -67,7 +67,7 @@ fn after_twenty(chain: &[BlockId]) -> PrefixPool {
             pool.insert_after(&chain[..place], block(chain, place), NOW).added,
             "{place}"
         );
-        let held = pool.lease_needed(&chain[..=place], NOW);
+        let held = pool.lease_needed(&chain[..=place], &[], NOW);
         assert_eq!(held.len, place + 1);
     }
     pool
@@ -107,7 +107,7 @@ fn what_fell_out_of_the_window_makes_room_and_nothing_is_lost_by_it() {
     assert_eq!(pool.blocks(), 4);
     assert!(pool.used() <= pool.budget());
     assert_eq!(
-        pool.lease_needed(&chain[..10], NOW).len,
+        pool.lease_needed(&chain[..10], &[], NOW).len,
         1,
         "its latest blocks are gone"
     );
@@ -121,7 +121,7 @@ fn an_order_reaches_what_was_computed_on_top_over_blocks_that_are_not_held() {
     for root in [0, 5, 18] {
         let mut pool = after_twenty(&chain);
         pool.invalidate(&Selector::Block(chain[root]));
-        assert_eq!(pool.lease_needed(&chain, NOW).len, usize::from(root > 0));
+        assert_eq!(pool.lease_needed(&chain, &[], NOW).len, usize::from(root > 0));
         pool.invalidate(&Selector::Block(chain[0]));
         assert_empty(&pool);
     }
@@ -137,7 +137,7 @@ fn blocks_that_came_without_those_before_them_are_reached_too() {
                 .added
         );
     }
-    assert_eq!(pool.lease_needed(&chain, NOW).len, 20);
+    assert_eq!(pool.lease_needed(&chain, &[], NOW).len, 20);
     assert_eq!(pool.forget(&chain[7..8]).len(), 2);
     assert_eq!(pool.forget(&chain[..1]).len(), 1);
     assert_empty(&pool);
@@ -179,7 +179,7 @@ fn a_block_outside_the_window_grows_too_old_without_those_beyond_it() {
 fn a_block_that_does_not_fit_leaves_the_pool_as_it_was() {
     let chain = chain(20);
     let mut pool = after_twenty(&chain);
-    let _leases = pool.lease_needed(&chain, NOW);
+    let _leases = pool.lease_needed(&chain, &[], NOW);
     let mut large = block(&chain, 19);
     large.id = BlockId([7; 16]);
     large.kv.attention = vec![vec![0; 2 * BLOCK_OVERHEAD.0 as usize].into()];

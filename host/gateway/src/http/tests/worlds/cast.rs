@@ -16,7 +16,7 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use portolan_base::kv::KvManifest;
 use portolan_base::{
-    BitsPerSecond, Bytes, Clock, InstanceName, Moment, Permille, Scope, SiteName, TenantKey, TenantName,
+    BitsPerSecond, Bytes, Clock, Dependency, InstanceName, Moment, Permille, Scope, SiteName, TenantKey, TenantName,
     Tokens, TransferId,
 };
 use portolan_decide::{
@@ -651,11 +651,11 @@ impl Engine for Watched {
         self.inner.describe()
     }
 
-    fn held(&self, _: &TenantKey, _: &[u32]) -> HeldPrefix {
+    fn held(&self, _: &TenantKey, _: &[u32], _: &[Dependency]) -> HeldPrefix {
         HeldPrefix::default()
     }
 
-    fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
+    fn kept(&self, key: &TenantKey, tokens: &[u32], _: &[Dependency]) -> HeldPrefix {
         let block = self.describe().layout.block_tokens;
         let kept = self.kept.lock();
         let of = |(theirs, prompt, pieces): &KeptPrompt| {
