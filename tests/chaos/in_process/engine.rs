@@ -360,6 +360,10 @@ impl Top for ChaosEngine {
         Vec::new()
     }
 
+    fn holds(&self, _: &BlockId) -> bool {
+        false
+    }
+
     fn left(&self, blocks: &[Left]) {
         let blocks = blocks.iter().flat_map(|block| block.hashes.clone()).collect();
         drop(self.events.send(KvEvent::Removed {

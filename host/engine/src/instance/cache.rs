@@ -366,6 +366,10 @@ impl Top for Cache {
         self.pool.lock().would_forget(what, others)
     }
 
+    fn holds(&self, id: &BlockId) -> bool {
+        self.pool.lock().see(id).is_some()
+    }
+
     fn left(&self, blocks: &[Left]) {
         let pool = self.pool.lock();
         let gone: Vec<Left> = blocks

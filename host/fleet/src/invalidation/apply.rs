@@ -38,7 +38,7 @@ impl SiteInvalidation {
         for selector in self.parts.deciding.pressure() {
             let gone = match &selector {
                 // Nothing is wrong with them: whoever runs on them goes on.
-                Selector::Blocks(_) => self.parts.tiers.evict(&selector),
+                Selector::Blocks(blocks) => self.parts.tiers.evict(blocks),
                 _ => self.parts.tiers.invalidate(&selector),
             };
             tracing::info!(site = %self.parts.site, blocks = gone.blocks, bytes = gone.bytes.0,

@@ -64,6 +64,25 @@ impl Selector {
         self.covers(block) || self.names_one_of(beneath, &block.about.scope)
     }
 
+    /// Whether the order is about one block, and what was computed on top of it.
+    pub fn names_one_block(&self) -> bool {
+        match self {
+            Self::Block(_) | Self::Owned { .. } => true,
+            Self::Except { what, .. } => what.names_one_block(),
+            _ => false,
+        }
+    }
+
+    /// Whether blocks of a scope may have been computed on top of the one block that the order is about.
+    pub fn may_lie_beneath(&self, scope: &Scope) -> bool {
+        match self {
+            Self::Block(_) => true,
+            Self::Owned { of, .. } => of == scope,
+            Self::Except { what, but } => !but.contains(scope) && what.may_lie_beneath(scope),
+            _ => false,
+        }
+    }
+
     fn names_one_of(&self, ids: &[BlockId], scope: &Scope) -> bool {
         match self {
             Self::Block(id) => ids.contains(id),
@@ -78,7 +97,8 @@ impl Selector {
     /// one block.
     pub fn covers_some_of(&self, about: &Provenance) -> bool {
         match self {
-            Self::All | Self::Block(_) | Self::Blocks(_) => true,
+            Self::All | Self::Block(_) => true,
+            Self::Blocks(ids) => !ids.is_empty(),
             Self::Except { what, but } => !but.contains(&about.scope) && what.covers_some_of(about),
             Self::Scope(scope) | Self::Owned { of: scope, .. } => about.scope == *scope,
             Self::Older { model, version } => about.model == *model && about.model_version < *version,

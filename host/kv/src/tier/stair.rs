@@ -5,8 +5,9 @@ use super::worth::{Lying, Reading, worth_reading};
 use super::{BlockTier, Epoch, Forgotten, Left};
 use crate::block::PoolBlock;
 use crate::pool::{Reuse, Selector};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use portolan_base::{BlockId, Bytes, Moment, Provenance};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use portolan_base::{BlockId, Bytes, Moment, Provenance, Scope};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -18,6 +19,9 @@ pub trait Top: Send + Sync {
 
     /// What [`invalidate`](Self::invalidate) would forget, with what each counts against the budget.
     fn would_forget(&self, what: &Selector, others: &[BlockId]) -> Vec<(BlockId, Bytes)>;
+
+    /// Whether it holds a block, and with it all of the prompt before it.
+    fn holds(&self, id: &BlockId) -> bool;
 
     /// Tells its listeners that these blocks lie in no tier any more, but for those it holds itself.
     fn left(&self, blocks: &[Left]);
@@ -227,65 +231,100 @@ impl Tiers {
         self.tiers.get(found.tier)?.read(&found.id, now)
     }
 
+    /// Forgets blocks, and what was computed on top of them, for want of room: nothing is wrong with them, so what is on its
+    /// way, or was begun on them, is as good as before.
+    pub fn evict(&self, blocks: &HashSet<BlockId>) -> Forgotten {
+        let moves_wait = self.orders.write();
+        let mut pass = Pass::default();
+        pass.all(self, &nothing(), blocks.iter().copied().collect());
+        drop(moves_wait);
+        self.left(&pass.left);
+        pass.forgotten
+    }
+
     /// Forgets blocks in all pools and tiers, and what was computed on top of them; returns how much went. None
     /// can be found when this returns, nor after a restart.
     pub fn invalidate(&self, what: &Selector) -> Forgotten {
         let mut orders = self.orders.write();
         orders.note(what.clone());
-        self.forget(what, orders)
-    }
-
-    /// The same for want of room: nothing is wrong with the blocks, so what is on its way, or was begun on them, is as
-    /// good as before.
-    pub fn evict(&self, what: &Selector) -> Forgotten {
-        self.forget(what, self.orders.write())
-    }
-
-    fn forget(&self, what: &Selector, orders: RwLockWriteGuard<'_, Orders>) -> Forgotten {
-        let (mut gone, mut left) = (Vec::<BlockId>::new(), Vec::new());
-        let mut forgotten = Forgotten::default();
-        let mut count = |gone: &mut Vec<BlockId>, here: &[Left]| {
-            here.iter().for_each(|block| forgotten.add(block.size));
-            gone.extend(here.iter().map(|block| block.id));
-        };
-        for top in self.tops() {
-            count(&mut gone, &top.invalidate(what, &[]));
-        }
-        for tier in &self.tiers {
-            let here = tier.invalidate(what, &gone);
-            count(&mut gone, &here);
-            left.extend(here);
-        }
-        // A block may be held above whose parent lay below.
-        for top in self.tops() {
-            count(
-                &mut gone.clone(),
-                &top.invalidate(&Selector::Block(NO_BLOCK), &gone),
-            );
+        let mut pass = Pass::default();
+        pass.all(self, what, Vec::new());
+        let orphans = self.orphans(what);
+        if !orphans.is_empty() {
+            pass.all(self, &nothing(), orphans.into_iter().collect());
         }
         drop(orders);
-        self.left(&left);
-        forgotten
+        self.left(&pass.left);
+        pass.forgotten
     }
 
     /// What [`invalidate`](Self::invalidate) would forget. Waits for nothing and changes nothing.
     pub fn would_forget(&self, what: &Selector) -> Forgotten {
-        let mut ids = Vec::<BlockId>::new();
-        let mut forgotten = Forgotten::default();
         let tops = self.tops();
-        for top in &tops {
-            ids.extend(top.would_forget(what, &[]).iter().map(|(id, _)| *id));
+        let places = |what: &Selector, above: &[BlockId]| -> Vec<(BlockId, Bytes)> {
+            let in_tops = tops.iter().flat_map(|top| top.would_forget(what, above));
+            let below = self.tiers.iter().flat_map(|tier| tier.would_forget(what, above));
+            in_tops.chain(below).collect()
+        };
+        let mut all: HashSet<BlockId> = self.orphans(what);
+        let mut new: Vec<BlockId> = places(what, &[]).into_iter().map(|(id, _)| id).collect();
+        while !new.is_empty() {
+            let above: Vec<BlockId> = new.into_iter().filter(|id| all.insert(*id)).collect();
+            let on_top = match above.is_empty() {
+                true => Vec::new(),
+                false => places(&nothing(), &above),
+            };
+            new = on_top.into_iter().map(|(id, _)| id).filter(|id| !all.contains(id)).collect();
         }
-        for tier in &self.tiers {
-            let here = tier.would_forget(what, &ids);
-            here.iter().for_each(|(_, size)| forgotten.add(*size));
-            ids.extend(here.iter().map(|(id, _)| *id));
-        }
-        for top in &tops {
-            let here = top.would_forget(what, &ids);
-            here.iter().for_each(|(_, size)| forgotten.add(*size));
-        }
+        let mut forgotten = Forgotten::default();
+        let copies = places(&Selector::Blocks(Arc::new(all)), &[]);
+        copies.iter().for_each(|(_, size)| forgotten.add(*size));
         forgotten
+    }
+
+    /// Blocks in tiers that may have been computed on top of the one block that an order is about, for all that anybody
+    /// here knows: something between the prompt's beginning and them lies nowhere any more. Until that is computed again
+    /// they cannot be found, so that little is lost with those that were not. Goes through all tiers.
+    fn orphans(&self, what: &Selector) -> HashSet<BlockId> {
+        if !what.names_one_block() {
+            return HashSet::new();
+        }
+        let mut cards: HashMap<BlockId, (Option<BlockId>, Scope)> = HashMap::new();
+        for tier in &self.tiers {
+            tier.each(&mut |card| {
+                cards.insert(card.id, (card.parent, card.about.scope.clone()));
+            });
+        }
+        let tops = self.tops();
+        // Whatever a pool holds it holds from the prompt's beginning on.
+        let is_above = |id: &BlockId| tops.iter().any(|top| top.holds(id));
+        let mut rooted: HashMap<BlockId, bool> = HashMap::new();
+        for id in cards.keys() {
+            let mut way = Vec::new();
+            let mut at = Some(*id);
+            let is_rooted = loop {
+                let Some(id) = at else { break true };
+                if let Some(known) = rooted.get(&id) {
+                    break *known;
+                }
+                match cards.get(&id) {
+                    // A cycle cannot be made by hashing; one that was made otherwise has no beginning.
+                    Some((parent, _)) if way.len() <= cards.len() => {
+                        way.push(id);
+                        at = *parent;
+                    }
+                    Some(_) => break false,
+                    None => break is_above(&id),
+                }
+            };
+            rooted.extend(way.into_iter().map(|id| (id, is_rooted)));
+        }
+        let is_orphan = |id: &BlockId| rooted.get(id) == Some(&false);
+        cards
+            .into_iter()
+            .filter(|(id, (_, scope))| is_orphan(id) && what.may_lie_beneath(scope))
+            .map(|(id, _)| id)
+            .collect()
     }
 
     /// Forgets what nobody used for too long.
@@ -299,5 +338,52 @@ impl Tiers {
     }
 }
 
-/// The name of no block: chains end at a hash.
-const NO_BLOCK: BlockId = BlockId([0; 16]);
+/// Goes through pools and tiers, and counts what they forget.
+#[derive(Default)]
+struct Pass {
+    forgotten: Forgotten,
+    /// What tiers forgot.
+    left: Vec<Left>,
+}
+
+impl Pass {
+    /// Forgets blocks everywhere, and `above`, and what was computed on top of any: that may lie in any place, whichever one
+    /// the block lay in.
+    fn all(&mut self, tiers: &Tiers, what: &Selector, above: Vec<BlockId>) {
+        let tops = tiers.tops();
+        let mut gone = self.once(tiers, &tops, (what, above));
+        while !gone.is_empty() {
+            gone = self.once(tiers, &tops, (&nothing(), gone));
+        }
+    }
+
+    /// Returns the names of what went.
+    fn once(
+        &mut self,
+        tiers: &Tiers,
+        tops: &[Arc<dyn Top>],
+        (what, mut gone): (&Selector, Vec<BlockId>),
+    ) -> Vec<BlockId> {
+        let before = gone.len();
+        for top in tops {
+            let here = top.invalidate(what, &gone);
+            self.count(&here, &mut gone);
+        }
+        for tier in &tiers.tiers {
+            let here = tier.invalidate(what, &gone);
+            self.count(&here, &mut gone);
+            self.left.extend(here);
+        }
+        gone.split_off(before)
+    }
+
+    fn count(&mut self, here: &[Left], gone: &mut Vec<BlockId>) {
+        here.iter().for_each(|block| self.forgotten.add(block.size));
+        gone.extend(here.iter().map(|block| block.id));
+    }
+}
+
+/// An order about no block.
+fn nothing() -> Selector {
+    Selector::Blocks(Arc::default())
+}

@@ -77,6 +77,9 @@ impl Top for Above {
         let goes = |b: &&PoolBlock| what.covers(b) || b.parent.is_some_and(|parent| others.contains(&parent));
         holds.iter().filter(goes).map(|b| (b.id, b.size())).collect()
     }
+    fn holds(&self, id: &BlockId) -> bool {
+        self.holds.lock().iter().any(|block| block.id == *id)
+    }
     fn left(&self, blocks: &[Left]) {
         self.left.lock().extend_from_slice(blocks);
     }
@@ -292,4 +295,78 @@ fn what_depends_on_another_version_is_not_given_and_makes_way_in_a_tier() {
     assert_eq!((found("1"), found("2")), (0, 1));
     tiers.demote(Arc::new(newer(2)), &tiers.open(), NOW);
     assert_eq!((found("1"), found("2")), (0, 2));
+}
+
+#[test]
+fn what_was_computed_on_top_of_a_forgotten_block_goes_from_tiers_above_it_too() {
+    let (upper, lower) = (host(9), host(9));
+    let tiers = Tiers::new(vec![upper.clone(), lower.clone()]);
+    // 2 lies below, 1 and 3 above it.
+    lower.offer(Arc::new(block(2)), NOW);
+    upper.offer(Arc::new(block(1)), NOW);
+    upper.offer(Arc::new(block(3)), NOW);
+    let order = Selector::Block(id(1));
+    let (would, did) = (tiers.would_forget(&order), tiers.invalidate(&order));
+    assert_eq!((would, did.blocks), (did, 3));
+    assert_eq!((upper.usage().blocks, lower.usage().blocks), (0, 0));
+}
+
+#[test]
+fn an_order_about_a_block_reaches_what_may_have_been_computed_on_it_across_a_gap() {
+    let of = |tenant: &str, n: u8, parent: Option<u8>| {
+        Arc::new(PoolBlock {
+            id: id(n),
+            parent: parent.map(id),
+            about: about(tenant, "1"),
+            ..block(1)
+        })
+    };
+    let fresh = || {
+        let tier = host(20);
+        let tiers = Tiers::new(vec![tier.clone()]);
+        let above = Arc::new(Above::default());
+        let top: Arc<dyn Top> = above.clone();
+        tiers.attach(Arc::downgrade(&top));
+        // Of 1-2-3-4 the second block lies nowhere. 5-6 is whole, 6 on disk and 5 above; 8 was computed on 7, which lies
+        // nowhere either, by another tenant.
+        for (tenant, n, parent) in [
+            ("acme", 1, None),
+            ("acme", 3, Some(2)),
+            ("acme", 4, Some(3)),
+            ("acme", 6, Some(5)),
+            ("globex", 8, Some(7)),
+        ] {
+            tier.offer(of(tenant, n, parent), NOW);
+        }
+        above.holds.lock().push(PoolBlock::clone(&of("acme", 5, None)));
+        (tiers, tier, above)
+    };
+    let left = |order: &Selector| {
+        let (tiers, tier, _above) = fresh();
+        let would = tiers.would_forget(order);
+        assert_eq!(would, tiers.invalidate(order), "{order:?}");
+        let mut ids = Vec::new();
+        tier.each(&mut |card| ids.push(card.id.0[0]));
+        ids.sort_unstable();
+        ids
+    };
+    let owned = |block: u8, tenant| Selector::Owned {
+        block: id(block),
+        of: about(tenant, "1").scope.clone(),
+    };
+    assert_eq!(left(&Selector::Block(id(1))), [6], "whoever's: nobody knows what 8 lay on");
+    assert_eq!(left(&owned(1, "acme")), [6, 8]);
+    assert_eq!(left(&owned(7, "globex")), [1, 3, 4, 6]);
+    assert_eq!(left(&Selector::Block(id(5))), [1], "and 6, which is known to lie on it");
+    let other = Selector::Outdated {
+        by: Dependency {
+            name: "e".to_owned(),
+            ..about("acme", "2").dependencies[0].clone()
+        },
+        of: None,
+    };
+    assert_eq!(left(&other), [1, 3, 4, 6, 8], "other orders reach what they name");
+    let (tiers, tier, _above) = fresh();
+    tiers.evict(&[id(1)].into());
+    assert_eq!(tier.usage().blocks, 4, "nor does room");
 }

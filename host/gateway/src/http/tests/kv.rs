@@ -72,6 +72,9 @@ impl Top for Cache {
         gone.extend(pool.forget(others));
         gone.iter().map(|block| block.as_ref().into()).collect()
     }
+    fn holds(&self, id: &BlockId) -> bool {
+        self.pool.lock().see(id).is_some()
+    }
     fn left(&self, _: &[Left]) {}
 }
 
