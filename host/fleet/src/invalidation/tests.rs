@@ -1,5 +1,7 @@
 //! Agents of two sites over a stream in memory, a bus and real tiers.
 
+mod pace;
+
 use super::*;
 use crate::EmbeddedBus;
 use crate::control::EmbeddedControl;
