@@ -104,8 +104,8 @@ fn directives(event: &Event, groups: Groups<'_>, max_idle_ms: u64) -> Vec<Direct
             version: change.new_version,
         }],
         Event::DependenciesChanged(changed) => changed.iter().cloned().map(Directive::DependsOn).collect(),
-        Event::CapacityPressure(p) if p.used_mib > p.limit_mib => {
-            vec![Directive::FreeMib(p.used_mib - p.limit_mib)]
+        Event::CapacityPressure(p) if p.used_mib > p.limit_mib / 10 * 9 => {
+            vec![Directive::FreeMib(p.used_mib - p.limit_mib / 10 * 9)]
         }
         Event::TenantRemoved => groups.iter().map(|g| Directive::DropGroup(g.group())).collect(),
         Event::Tick(_) => vec![Directive::IdleLongerThan(max_idle_ms)],

@@ -31,11 +31,12 @@ directives react(const event *event, portolan_matrix groups) {
         }
         return all;
     case CAPACITY_PRESSURE: {
-        uint32_t used = event->capacity_pressure.used_mib, limit = event->capacity_pressure.limit_mib;
-        if (used <= limit) return none;
+        // A tenth stays free, so that the next request does not bring the next event.
+        uint32_t used = event->capacity_pressure.used_mib, keep = event->capacity_pressure.limit_mib / 10 * 9;
+        if (used <= keep) return none;
         all = some(1);
         all.items[0].kind = FREE_MIB;
-        all.items[0].free_mib = used - limit;
+        all.items[0].free_mib = used - keep;
         return all;
     }
     case TENANT_REMOVED:

@@ -20,8 +20,11 @@ export const { lifecycle, invalidationPolicy } = invalidation({
         return [{ tag: "below-version", val: { model: val.model, version: val.newVersion } }];
       case "dependencies-changed":
         return val.map((dependency) => ({ tag: "depends-on", val: dependency }));
-      case "capacity-pressure":
-        return val.usedMib > val.limitMib ? [{ tag: "free-mib", val: val.usedMib - val.limitMib }] : [];
+      case "capacity-pressure": {
+        // A tenth stays free, so that the next request does not bring the next event.
+        const excess = val.usedMib - Math.floor(val.limitMib / 10) * 9;
+        return excess > 0 ? [{ tag: "free-mib", val: excess }] : [];
+      }
       case "tenant-removed":
         return groups.map((group) => ({ tag: "drop-group", val: group.group }));
       case "tick":

@@ -26,7 +26,8 @@ class InvalidationPolicy(exports.InvalidationPolicy):
             case wit.Event_DependenciesChanged(changed):
                 return [wit.Directive_DependsOn(dependency) for dependency in changed]
             case wit.Event_CapacityPressure(pressure):
-                excess = pressure.used_mib - pressure.limit_mib
+                # A tenth stays free, so that the next request does not bring the next event.
+                excess = pressure.used_mib - pressure.limit_mib // 10 * 9
                 return [wit.Directive_FreeMib(excess)] if excess > 0 else []
             case wit.Event_TenantRemoved():
                 return [wit.Directive_DropGroup(group.group) for group in groups_of(stride, groups)]

@@ -34,7 +34,8 @@ impl Invalidation for FreshOnly {
                 changed.iter().cloned().map(Directive::DependsOn).collect()
             }
             Event::CapacityPressure(pressure) => {
-                let excess = pressure.used_mib.checked_sub(pressure.limit_mib);
+                // A tenth stays free, so that the next request does not bring the next event.
+                let excess = pressure.used_mib.checked_sub(pressure.limit_mib / 10 * 9);
                 excess
                     .filter(|mib| *mib > 0)
                     .map(Directive::FreeMib)
