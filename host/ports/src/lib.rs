@@ -17,6 +17,7 @@ pub mod loader_fake;
 pub mod operation;
 pub mod proposal;
 pub mod quota;
+mod retention;
 pub mod sample;
 pub mod shared_configuration;
 pub mod shared_policies;
@@ -69,6 +70,7 @@ pub use operation::{Operation, OperationKind};
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
 pub use sample::{Reading, Sample};
+pub use retention::{BINDINGS_KEPT, PROPOSALS_KEPT, bindings_to_forget, proposals_to_forget};
 pub use shared_configuration::{FleetVersion, SharedConfig, SharedConfiguration, SiteRuns};
 pub use shared_policies::{SharedError, SharedPolicies, SharedSlot};
 pub use shared_policies_fake::MemoryShared;
@@ -80,9 +82,9 @@ pub use state::{Entry, PolicyState, StateQuota, StateSpace, StateUsage, StateUse
 pub use state_fake::MemoryState;
 pub use state_values::{StateValue, StateValues};
 pub use store::{
-    AuditRecord, BindingChange, BindingRecord, ChangeRecord, HoldRecord, KeyRecord, NewVersion, PolicyStore,
-    Principal, Removal, RemovalCause, RolloutChange, RolloutDeed, RolloutRecord, StoreError, TenantRecord,
-    TrialRecord, VersionRecord,
+    Admission, AuditRecord, BindingChange, BindingRecord, ChangeRecord, HoldRecord, KeyRecord, NewVersion,
+    PolicyStore, Principal, Removal, RemovalCause, RolloutChange, RolloutDeed, RolloutRecord, StoreError,
+    TenantRecord, TrialRecord, VersionRecord,
 };
 pub use store_fake::{MemoryStore, StoreCall};
 pub use text::{ChatMessage, TextError, TextModel, TextStream};

@@ -321,6 +321,28 @@ impl KeyRecord {
     }
 }
 
+/// Who is let in, as a configuration says it.
+#[derive(Clone, Debug, Default)]
+pub struct Admission<'a> {
+    /// What keys of the configuration are labelled.
+    pub label: &'a str,
+    /// Its tenants.
+    pub tenants: Vec<TenantRecord>,
+    /// Its keys and whom they let in. One that is known under another label, and lets in the same, is left alone.
+    pub keys: Vec<(&'a str, Principal, Option<OperatorName>)>,
+}
+
+impl Admission<'_> {
+    /// The record of a key.
+    pub fn record(&self, principal: &Principal, holder: Option<&OperatorName>) -> KeyRecord {
+        KeyRecord {
+            principal: principal.clone(),
+            label: self.label.to_owned(),
+            holder: holder.cloned(),
+        }
+    }
+}
+
 /// Who is calling.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -559,11 +581,17 @@ pub trait PolicyStore: Send + Sync {
     /// Lets a key in, or changes whom it lets in. An empty key is [`StoreError::Invalid`].
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError>;
 
-    /// Revokes every key that carries `label` and is not among `keys`, and gives how many. Keys with another label are
-    /// left alone, and so are tenants: one without a key keeps its data. Each revocation is on disk, with its audit
-    /// line, before the next begins, in the order of what the lines name. After an error the rest is still let in; the
-    /// call can be made again.
-    fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError>;
+    /// Lets in whom `admission` names and revokes the keys of its label that it does not name; gives how many. Tenants that
+    /// it does not name keep their data. All of it is one change, `note` the first of its lines in the audit log: on disk
+    /// when this returns, and after an error nothing of it counts. What is so already is not written, and without a note
+    /// no line tells of it. An empty key is [`StoreError::Invalid`].
+    fn admit(
+        &self,
+        admission: Admission<'_>,
+        note: Option<Operation>,
+        actor: &str,
+        at: Moment,
+    ) -> Result<usize, StoreError>;
 
     /// Whom a key lets in. Takes the same time whether or not the key exists.
     fn authenticate(&self, key: &str) -> Result<Option<Principal>, StoreError> {

@@ -2,9 +2,9 @@
 //! model that the real store is compared with.
 
 use crate::{
-    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore, ProposalRecord,
-    Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow,
-    VersionRecord, VersionSignature,
+    Admission, AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore,
+    ProposalRecord, Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn,
+    UploadWindow, VersionRecord, VersionSignature, bindings_to_forget, proposals_to_forget,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -32,6 +32,8 @@ pub enum StoreCall {
     PutProposal,
     /// [`PolicyStore::note`].
     Note,
+    /// [`PolicyStore::admit`].
+    Admit,
 }
 
 /// A [`PolicyStore`] that forgets everything when it is dropped.
@@ -99,6 +101,19 @@ struct Deed<'a> {
     change: Option<ChangeRecord>,
 }
 
+impl<'a> Deed<'a> {
+    fn of(operation: &'a Operation) -> Self {
+        Self {
+            at: operation.at,
+            actor: &operation.actor,
+            action: operation.kind.action(),
+            subject: operation.subject.clone(),
+            reason: &operation.reason,
+            change: None,
+        }
+    }
+}
+
 impl State {
     fn refuse_if_failing(&self, call: StoreCall) -> Result<(), StoreError> {
         if self.failing.contains(&call) {
@@ -124,6 +139,18 @@ impl State {
             .get(slot)?
             .iter()
             .find(|version| version.sha256 == sha256)
+    }
+
+    /// Keeps a binding among those that were made, and forgets what it pushes out.
+    fn remember(&mut self, slot: &Slot, binding: BindingRecord) {
+        let mut history = self.history.remove(slot).unwrap_or_default();
+        history.push(binding);
+        let gone: BTreeSet<u64> = bindings_to_forget(&history, |sha256| self.version(slot, sha256).is_some())
+            .into_iter()
+            .map(|binding| binding.generation)
+            .collect();
+        history.retain(|binding| !gone.contains(&binding.generation));
+        self.history.insert(slot.clone(), history);
     }
 
     /// Adds the signatures that a known version came with this time.
@@ -249,11 +276,7 @@ impl PolicyStore for MemoryStore {
             reason: &binding.reason,
             change: Some(ChangeRecord::between(previous.as_ref(), Some(&binding))),
         });
-        state
-            .history
-            .entry(slot.clone())
-            .or_default()
-            .push(binding.clone());
+        state.remember(&slot, binding.clone());
         if let Some(rollout) = state.rollouts.remove(&slot) {
             state
                 .rollouts
@@ -359,10 +382,7 @@ impl PolicyStore for MemoryStore {
 
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
         if key.is_empty() {
-            return Err(StoreError::Invalid {
-                what: "an API key".into(),
-                why: "it is empty".into(),
-            });
+            return Err(empty_key());
         }
         let mut state = self.state();
         state.note(Deed {
@@ -377,25 +397,55 @@ impl PolicyStore for MemoryStore {
         Ok(())
     }
 
-    fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError> {
-        let kept: BTreeSet<[u8; 32]> = keys.iter().map(|key| Sha256::digest(key).into()).collect();
+    fn admit(
+        &self,
+        admission: Admission<'_>,
+        note: Option<Operation>,
+        actor: &str,
+        at: Moment,
+    ) -> Result<usize, StoreError> {
         let mut state = self.state();
+        state.refuse_if_failing(StoreCall::Admit)?;
+        if admission.keys.iter().any(|(key, ..)| key.is_empty()) {
+            return Err(empty_key());
+        }
+        if let Some(note) = note {
+            state.note(Deed::of(&note));
+        }
+        let line = |action, subject| Deed {
+            at,
+            actor,
+            action,
+            subject,
+            reason: "",
+            change: None,
+        };
+        for tenant in &admission.tenants {
+            if state.tenants.get(&tenant.name) != Some(tenant) {
+                state.note(line("tenant.put", tenant.name.to_string()));
+                state.tenants.insert(tenant.name.clone(), tenant.clone());
+            }
+        }
+        let mut named = BTreeSet::new();
+        for (key, principal, holder) in &admission.keys {
+            let digest: [u8; 32] = Sha256::digest(key).into();
+            named.insert(digest);
+            let known = state.keys.get(&digest);
+            if known.is_none_or(|known| known.principal != *principal || known.holder != *holder) {
+                let record = admission.record(principal, holder.as_ref());
+                state.note(line("key.put", record.subject()));
+                state.keys.insert(digest, record);
+            }
+        }
         let revoked: Vec<KeyRecord> = state
             .keys
-            .extract_if(|digest, record| record.label == label && !kept.contains(digest))
+            .extract_if(|digest, record| record.label == admission.label && !named.contains(digest))
             .map(|(_, record)| record)
             .collect();
         let mut subjects: Vec<String> = revoked.iter().map(KeyRecord::subject).collect();
         subjects.sort();
         for subject in subjects {
-            state.note(Deed {
-                at,
-                actor,
-                action: "key.revoke",
-                subject,
-                reason: "",
-                change: None,
-            });
+            state.note(line("key.revoke", subject));
         }
         Ok(revoked.len())
     }
@@ -417,7 +467,12 @@ impl PolicyStore for MemoryStore {
             reason,
             change: None,
         });
+        let (scope, (.., at)) = (proposal.scope.clone(), proposal.last_step());
         state.proposals.insert(proposal.id, proposal);
+        let proposals: Vec<ProposalRecord> = state.proposals.values().cloned().collect();
+        for id in proposals_to_forget(&proposals, &scope, at) {
+            state.proposals.remove(&id);
+        }
         Ok(())
     }
 
@@ -478,19 +533,19 @@ impl PolicyStore for MemoryStore {
     fn note(&self, operation: Operation) -> Result<(), StoreError> {
         let mut state = self.state();
         state.refuse_if_failing(StoreCall::Note)?;
-        state.note(Deed {
-            at: operation.at,
-            actor: &operation.actor,
-            action: operation.kind.action(),
-            subject: operation.subject,
-            reason: &operation.reason,
-            change: None,
-        });
+        state.note(Deed::of(&operation));
         Ok(())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
         Ok(self.state().audit.iter().rev().take(limit).cloned().collect())
+    }
+}
+
+fn empty_key() -> StoreError {
+    StoreError::Invalid {
+        what: "an API key".into(),
+        why: "it is empty".into(),
     }
 }
 

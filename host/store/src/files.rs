@@ -58,6 +58,16 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
+/// Writes as many bytes as a file in `folder` and removes it again: fails where there is no room for them.
+pub(crate) fn try_room(folder: &Path, bytes: usize) -> Result<(), StoreError> {
+    let number = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
+    let temporary = folder.join(format!("{TEMPORARY_PREFIX}{number}"));
+    let written = write_new(&temporary, &vec![0x55; bytes]);
+    // Best effort, as above.
+    let _ = fs::remove_file(&temporary);
+    written.map_err(|error| io(folder, &error))
+}
+
 /// Flushes the names of the files in a folder to disk.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), StoreError> {
     File::open(path)

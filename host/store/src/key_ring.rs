@@ -43,8 +43,9 @@ impl KeyRing {
         self.records.write().insert(digest, record);
     }
 
-    pub(crate) fn remove(&self, digest: &KeyDigest) {
-        self.records.write().remove(digest);
+    /// Lets in exactly these.
+    pub(crate) fn replace(&self, records: impl IntoIterator<Item = (KeyDigest, KeyRecord)>) {
+        *self.records.write() = records.into_iter().collect();
     }
 
     pub(crate) fn record(&self, key: &str) -> Option<KeyRecord> {

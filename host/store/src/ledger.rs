@@ -1,14 +1,17 @@
 //! Records and the audit log in sled: every change and its audit line are one transaction.
+//!
+//! sled keeps the error of its first write that failed and refuses every write from then on, until its files are opened
+//! anew: see [`Ledger::reopen`].
 
 use crate::files;
 use crate::opening::open_sled;
-use parking_lot::Mutex;
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 use portolan_base::Moment;
-use portolan_ports::{AuditRecord, ChangeRecord, StoreError};
+use portolan_ports::{AuditRecord, ChangeRecord, Operation, StoreError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sled::transaction::{ConflictableTransactionError, TransactionError, Transactional};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The schema this release writes. Raise it whenever an older release would misread what is written.
 pub(crate) const SCHEMA: u32 = 1;
@@ -134,6 +137,17 @@ pub(crate) struct Deed {
 }
 
 impl Deed {
+    /// What an operator did to a running host.
+    pub(crate) fn of(operation: Operation) -> Self {
+        Self {
+            at: operation.at,
+            actor: operation.actor,
+            action: operation.kind.action(),
+            subject: operation.subject,
+            reason: operation.reason,
+        }
+    }
+
     /// The deed, which made a change of a binding.
     pub(crate) fn changing(self, change: ChangeRecord) -> ChangingDeed {
         ChangingDeed {
@@ -160,6 +174,8 @@ impl From<Deed> for ChangingDeed {
 #[derive(Debug)]
 pub(crate) struct Turn {
     next_sequence: u64,
+    /// A write failed, and the files were not opened anew since.
+    has_failed: bool,
 }
 
 impl Turn {
@@ -167,19 +183,22 @@ impl Turn {
     pub(crate) fn next_sequence(&self) -> u64 {
         self.next_sequence
     }
+
+    /// Whether every write would be refused for one that failed before.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
 }
 
-/// The records.
+/// sled's files while they are open.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+struct Open {
     db: sled::Db,
     trees: Vec<sled::Tree>,
-    turn: Mutex<Turn>,
 }
 
-impl Ledger {
-    /// Opens the records in `folder`, which only this process may use.
-    pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
+impl Open {
+    fn at(folder: &Path) -> Result<Self, StoreError> {
         let place = folder.display().to_string();
         let config = sled::Config::new()
             .path(folder)
@@ -196,13 +215,49 @@ impl Ledger {
             .iter()
             .map(|table| db.open_tree(table.name()).map_err(|e| failed(*table, &e)))
             .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { db, trees })
+    }
+}
+
+/// The records.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    folder: PathBuf,
+    /// None after they could not be opened anew.
+    open: RwLock<Option<Open>>,
+    turn: Mutex<Turn>,
+}
+
+impl Ledger {
+    /// Opens the records in `folder`, which only this process may use.
+    pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
         let ledger = Self {
-            db,
-            trees,
-            turn: Mutex::new(Turn { next_sequence: 1 }),
+            folder: folder.to_owned(),
+            open: RwLock::new(Some(Open::at(folder)?)),
+            turn: Mutex::new(Turn {
+                next_sequence: 1,
+                has_failed: false,
+            }),
         };
-        ledger.turn.lock().next_sequence = ledger.audit(1)?.first().map_or(1, |line| line.sequence + 1);
+        ledger.turn.lock().next_sequence = ledger.after_last_line()?;
         Ok(ledger)
+    }
+
+    /// Opens the files anew after a write that failed. What was acknowledged had been flushed and is there; what was not
+    /// may be gone. Reads wait meanwhile.
+    pub(crate) fn reopen(&self, turn: &mut Turn) -> Result<(), StoreError> {
+        let mut open = self.open.write();
+        // sled holds its files' lock until the last of it is dropped.
+        *open = None;
+        *open = Some(Open::at(&self.folder)?);
+        drop(open);
+        turn.next_sequence = self.after_last_line()?;
+        turn.has_failed = false;
+        Ok(())
+    }
+
+    fn after_last_line(&self) -> Result<u64, StoreError> {
+        Ok(self.audit(1)?.first().map_or(1, |line| line.sequence + 1))
     }
 
     /// Waits until no other change is under way.
@@ -215,32 +270,51 @@ impl Ledger {
         &self,
         turn: &mut Turn,
         deed: impl Into<ChangingDeed>,
+        writes: Vec<Write>,
+    ) -> Result<(), StoreError> {
+        self.commit_all(turn, vec![deed.into()], writes)
+    }
+
+    /// Writes records and the audit lines of several deeds, all or nothing. On disk when this returns.
+    pub(crate) fn commit_all(
+        &self,
+        turn: &mut Turn,
+        deeds: Vec<ChangingDeed>,
         mut writes: Vec<Write>,
     ) -> Result<(), StoreError> {
-        let ChangingDeed { deed, change } = deed.into();
-        let line = AuditRecord {
-            sequence: turn.next_sequence,
-            at: deed.at,
-            actor: deed.actor,
-            action: deed.action.to_owned(),
-            subject: deed.subject,
-            reason: deed.reason,
-            change,
-        };
-        writes.push(Write::new(Table::Audit, line.sequence.to_be_bytes(), &line)?);
-        self.write(&writes)?;
-        turn.next_sequence += 1;
-        self.flush()
+        let mut sequence = turn.next_sequence;
+        for ChangingDeed { deed, change } in deeds {
+            let line = AuditRecord {
+                sequence,
+                at: deed.at,
+                actor: deed.actor,
+                action: deed.action.to_owned(),
+                subject: deed.subject,
+                reason: deed.reason,
+                change,
+            };
+            writes.push(Write::new(Table::Audit, sequence.to_be_bytes(), &line)?);
+            sequence += 1;
+        }
+        self.put(turn, &writes)?;
+        turn.next_sequence = sequence;
+        Ok(())
     }
 
     /// Writes records that no person asked for and no audit line speaks of. On disk when this returns.
-    pub(crate) fn commit_unaudited(&self, writes: &[Write]) -> Result<(), StoreError> {
-        self.write(writes)?;
-        self.flush()
+    pub(crate) fn commit_unaudited(&self, turn: &mut Turn, writes: &[Write]) -> Result<(), StoreError> {
+        self.put(turn, writes)
+    }
+
+    fn put(&self, turn: &mut Turn, writes: &[Write]) -> Result<(), StoreError> {
+        let put = self.write(writes).and_then(|()| self.flush());
+        turn.has_failed |= put.is_err();
+        put
     }
 
     fn write(&self, writes: &[Write]) -> Result<(), StoreError> {
-        let written = self.trees.as_slice().transaction(|trees| {
+        let open = self.opened()?;
+        let written = open.trees.as_slice().transaction(|trees| {
             for write in writes {
                 let tree = &trees[write.table as usize];
                 match &write.value {
@@ -257,15 +331,25 @@ impl Ledger {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        self.db
-            .flush()
-            .map(|_| ())
-            .map_err(|e| StoreError::Io(e.to_string()))
+        let flushed = self.opened()?.db.flush();
+        flushed.map(|_| ()).map_err(|e| StoreError::Io(e.to_string()))
+    }
+
+    /// The files, which are not closed while this is held.
+    fn opened(&self) -> Result<MappedRwLockReadGuard<'_, Open>, StoreError> {
+        RwLockReadGuard::try_map(self.open.read(), Option::as_ref).map_err(|_| self.closed())
+    }
+
+    fn closed(&self) -> StoreError {
+        let place = self.folder.display();
+        StoreError::Io(format!(
+            "{place}: it could not be opened again after a write that failed; the next change tries it again"
+        ))
     }
 
     /// One record.
     pub(crate) fn get<T: DeserializeOwned>(&self, table: Table, key: &str) -> Result<Option<T>, StoreError> {
-        let found = self.tree(table).get(key).map_err(|e| failed(table, &e))?;
+        let found = self.tree(table)?.get(key).map_err(|e| failed(table, &e))?;
         found
             .map(|value| decode(table, key.as_bytes(), &value))
             .transpose()
@@ -277,13 +361,13 @@ impl Ledger {
         table: Table,
         prefix: &str,
     ) -> Result<Vec<(sled::IVec, T)>, StoreError> {
-        let entries = self.tree(table).scan_prefix(prefix);
+        let entries = self.tree(table)?.scan_prefix(prefix);
         entries.map(|entry| Self::entry(table, entry)).collect()
     }
 
     /// Every record of a table as it stands, in the order of the keys.
     pub(crate) fn raw(&self, table: Table) -> Result<Vec<(sled::IVec, sled::IVec)>, StoreError> {
-        self.tree(table)
+        self.tree(table)?
             .iter()
             .map(|entry| entry.map_err(|e| failed(table, &e)))
             .collect()
@@ -291,7 +375,7 @@ impl Ledger {
 
     /// The newest lines of the audit log, newest first.
     pub(crate) fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
-        let entries = self.tree(Table::Audit).iter().rev().take(limit);
+        let entries = self.tree(Table::Audit)?.iter().rev().take(limit);
         entries
             .map(|entry| Self::entry(Table::Audit, entry).map(|(_, line)| line))
             .collect()
@@ -306,8 +390,12 @@ impl Ledger {
         Ok((key, record))
     }
 
-    fn tree(&self, table: Table) -> &sled::Tree {
-        &self.trees[table as usize]
+    /// A table, which is not closed while this is held.
+    fn tree(&self, table: Table) -> Result<MappedRwLockReadGuard<'_, sled::Tree>, StoreError> {
+        let open = self.opened()?;
+        Ok(MappedRwLockReadGuard::map(open, |open| {
+            &open.trees[table as usize]
+        }))
     }
 }
 

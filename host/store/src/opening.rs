@@ -4,8 +4,9 @@ use crate::files;
 use crate::key_ring::KeyDigest;
 use crate::ledger::{Ledger, SCHEMA, Table, Write};
 use crate::secret::PlatformSecret;
-use portolan_base::Random;
-use portolan_ports::{KeyRecord, StoreError};
+use portolan_base::{Random, TenantName};
+use portolan_ports::{KeyRecord, StoreError, TenantRecord};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -78,13 +79,21 @@ pub(crate) fn open_secret(
         }
         (None, found) => {
             let secret = found.map_or_else(|| PlatformSecret::create(path, random), Ok)?;
-            ledger.commit_unaudited(&[
+            let writes = [
                 Write::new(Table::Meta, SCHEMA_KEY, &SCHEMA)?,
                 Write::new(Table::Meta, SECRET_CHECK_KEY, &check(&secret))?,
-            ])?;
+            ];
+            ledger.commit_unaudited(&mut ledger.turn(), &writes)?;
             Ok(secret)
         }
     }
+}
+
+/// Every tenant.
+pub(crate) fn read_tenants(ledger: &Ledger) -> Result<BTreeMap<TenantName, TenantRecord>, StoreError> {
+    let tenants: Vec<(_, TenantRecord)> = ledger.scan(Table::Tenants, "")?;
+    let named = |(_, tenant): (_, TenantRecord)| (tenant.name.clone(), tenant);
+    Ok(tenants.into_iter().map(named).collect())
 }
 
 /// Every key record.

@@ -99,7 +99,7 @@ impl SledStore {
         }
         let ledger = Ledger::open(&folder.join("db"))?;
         for some in writes.chunks(AT_ONCE) {
-            ledger.commit_unaudited(some)?;
+            ledger.commit_unaudited(&mut ledger.turn(), some)?;
         }
         drop(ledger);
         // The artefacts' folder is made when the store is opened.

@@ -1,9 +1,13 @@
 //! The store itself: opening, and what each call reads and writes.
 
+mod admission;
+mod forgetting;
+mod mending;
+
 use crate::files;
-use crate::key_ring::{KeyDigest, KeyRing};
+use crate::key_ring::KeyRing;
 use crate::ledger::{Deed, Ledger, Table, Turn, Write};
-use crate::opening::{lock, open_secret, read_keys};
+use crate::opening::{lock, open_secret, read_keys, read_tenants};
 use crate::secret::PlatformSecret;
 use crate::slot::{
     StoredSlot, StoredVersion, history_key, is_sha256, slot_key, slot_prefix, tenant_key, version_key,
@@ -13,9 +17,9 @@ use parking_lot::RwLock;
 use portolan_base::{Moment, Random, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore, ProposalRecord,
-    Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn, UploadWindow,
-    VersionRecord, VersionSignature,
+    Admission, AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore,
+    ProposalRecord, Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn,
+    UploadWindow, VersionRecord, VersionSignature,
 };
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
@@ -53,12 +57,7 @@ impl SledStore {
         let ledger = Ledger::open(&folder.join("db"))?;
         let secret = open_secret(&folder.join("secret"), &ledger, random)?;
         let keys = KeyRing::new(&secret, read_keys(&ledger)?);
-        let tenants: Vec<(_, TenantRecord)> = ledger.scan(Table::Tenants, "")?;
-        let tenants = tenants
-            .into_iter()
-            .map(|(_, tenant)| (tenant.name.clone(), tenant))
-            .collect();
-        let tenants = RwLock::new(tenants);
+        let tenants = RwLock::new(read_tenants(&ledger)?);
         let store = Self {
             components,
             artefacts,
@@ -189,7 +188,7 @@ impl PolicyStore for SledStore {
         self.keep_component(&sha256, &version.component)?;
         files::write(&self.artefact_path(&sha256)?, &version.compiled)?;
         let key = version_key(&version.scope, version.question, &sha256);
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         // The files may have gone, since the last version that had them was removed meanwhile.
         if !self.has_files(&sha256)? {
             self.keep_component(&sha256, &version.component)?;
@@ -264,7 +263,7 @@ impl PolicyStore for SledStore {
     }
 
     fn bind(&self, binding: BindingRecord) -> Result<BindingRecord, StoreError> {
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         let version = version_key(&binding.scope, binding.question, &binding.sha256);
         if self
             .ledger
@@ -285,10 +284,13 @@ impl PolicyStore for SledStore {
             rollout: slot.rollout.map(|rollout| rollout.after_binding(&binding)),
             binding: Some(binding.clone()),
         };
-        let writes = vec![
-            Write::new(Table::Bindings, slot_key(&binding.scope, binding.question), &slot)?,
-            Write::new(Table::History, history_key(&binding), &binding)?,
-        ];
+        let mut writes = self.forgotten_bindings(&binding)?;
+        writes.push(Write::new(
+            Table::Bindings,
+            slot_key(&binding.scope, binding.question),
+            &slot,
+        )?);
+        writes.push(Write::new(Table::History, history_key(&binding), &binding)?);
         let deed = Deed {
             at: binding.at,
             actor: binding.actor.clone(),
@@ -308,7 +310,7 @@ impl PolicyStore for SledStore {
         reason: &str,
         at: Moment,
     ) -> Result<(), StoreError> {
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         let slot = self.slot(scope, question)?;
         let Some(binding) = slot.binding else {
             return Err(StoreError::NotFound(format!("a {question} binding of {scope}")));
@@ -354,7 +356,7 @@ impl PolicyStore for SledStore {
     }
 
     fn put_rollout(&self, rollout: RolloutRecord, deed: RolloutDeed) -> Result<(), StoreError> {
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         if let Some(trial) = &rollout.trial {
             let version = version_key(&rollout.scope, rollout.question, &trial.sha256);
             if self
@@ -390,7 +392,7 @@ impl PolicyStore for SledStore {
     }
 
     fn put_tenant(&self, tenant: TenantRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         let write = Write::new(Table::Tenants, tenant_key(&tenant.name), &tenant)?;
         let subject = tenant.name.to_string();
         let deed = Deed {
@@ -415,13 +417,10 @@ impl PolicyStore for SledStore {
 
     fn put_key(&self, key: &str, record: KeyRecord, actor: &str, at: Moment) -> Result<(), StoreError> {
         if key.is_empty() {
-            return Err(StoreError::Invalid {
-                what: "an API key".into(),
-                why: "it is empty".into(),
-            });
+            return Err(empty_key());
         }
         let digest = self.keys.digest(key);
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         let write = Write::new(Table::Keys, hex::encode(digest), &record)?;
         let subject = record.subject();
         let deed = Deed {
@@ -436,29 +435,14 @@ impl PolicyStore for SledStore {
         Ok(())
     }
 
-    fn retain_keys(&self, label: &str, keys: &[&str], actor: &str, at: Moment) -> Result<usize, StoreError> {
-        let kept: HashSet<KeyDigest> = keys.iter().map(|key| self.keys.digest(key)).collect();
-        let mut turn = self.ledger.turn();
-        let mut revoked: Vec<(String, KeyDigest)> = read_keys(&self.ledger)?
-            .into_iter()
-            .filter(|(digest, record)| record.label == label && !kept.contains(digest))
-            .map(|(digest, record)| (record.subject(), digest))
-            .collect();
-        revoked.sort();
-        let count = revoked.len();
-        for (subject, digest) in revoked {
-            let deed = Deed {
-                at,
-                actor: actor.to_owned(),
-                action: "key.revoke",
-                subject,
-                reason: String::new(),
-            };
-            let removal = Write::removal(Table::Keys, hex::encode(digest));
-            self.ledger.commit(&mut turn, deed, vec![removal])?;
-            self.keys.remove(&digest);
-        }
-        Ok(count)
+    fn admit(
+        &self,
+        admission: Admission<'_>,
+        note: Option<Operation>,
+        actor: &str,
+        at: Moment,
+    ) -> Result<usize, StoreError> {
+        self.admit_all(&admission, note, (actor, at))
     }
 
     fn key(&self, key: &str) -> Result<Option<KeyRecord>, StoreError> {
@@ -466,8 +450,13 @@ impl PolicyStore for SledStore {
     }
 
     fn put_proposal(&self, proposal: ProposalRecord) -> Result<(), StoreError> {
-        let mut turn = self.ledger.turn();
-        let write = Write::new(Table::Proposals, proposal.id.to_be_bytes(), &proposal)?;
+        let mut turn = self.turn()?;
+        let mut writes = self.forgotten_proposals(&proposal)?;
+        writes.push(Write::new(
+            Table::Proposals,
+            proposal.id.to_be_bytes(),
+            &proposal,
+        )?);
         let (action, actor, reason, at) = proposal.last_step();
         let deed = Deed {
             at,
@@ -476,7 +465,7 @@ impl PolicyStore for SledStore {
             subject: proposal.subject(),
             reason: reason.to_owned(),
         };
-        self.ledger.commit(&mut turn, deed, vec![write])
+        self.ledger.commit(&mut turn, deed, writes)
     }
 
     fn proposals(&self) -> Result<Vec<ProposalRecord>, StoreError> {
@@ -485,7 +474,7 @@ impl PolicyStore for SledStore {
     }
 
     fn remove_version(&self, removal: Removal) -> Result<(), StoreError> {
-        let mut turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         let (scope, question, sha256) = (&removal.scope, removal.question, &removal.sha256);
         let key = version_key(scope, question, sha256);
         let version: Option<StoredVersion> = self.ledger.get(Table::Versions, &key)?;
@@ -508,13 +497,13 @@ impl PolicyStore for SledStore {
     }
 
     fn count_upload(&self, tenant: &TenantName, most: u32, at: Moment) -> Result<UploadTurn, StoreError> {
-        let _turn = self.ledger.turn();
+        let mut turn = self.turn()?;
         let key = tenant_key(tenant);
         let mut window: UploadWindow = self.ledger.get(Table::Uploads, key)?.unwrap_or_default();
         let counted = window.count(most, at);
         if counted == UploadTurn::Counted {
-            self.ledger
-                .commit_unaudited(&[Write::new(Table::Uploads, key, &window)?])?;
+            let write = Write::new(Table::Uploads, key, &window)?;
+            self.ledger.commit_unaudited(&mut turn, &[write])?;
         }
         Ok(counted)
     }
@@ -525,19 +514,19 @@ impl PolicyStore for SledStore {
     }
 
     fn note(&self, operation: Operation) -> Result<(), StoreError> {
-        let mut turn = self.ledger.turn();
-        let deed = Deed {
-            at: operation.at,
-            actor: operation.actor,
-            action: operation.kind.action(),
-            subject: operation.subject,
-            reason: operation.reason,
-        };
-        self.ledger.commit(&mut turn, deed, Vec::new())
+        let mut turn = self.turn()?;
+        self.ledger.commit(&mut turn, Deed::of(operation), Vec::new())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
         self.ledger.audit(limit)
+    }
+}
+
+fn empty_key() -> StoreError {
+    StoreError::Invalid {
+        what: "an API key".into(),
+        why: "it is empty".into(),
     }
 }
 

@@ -4,10 +4,10 @@ use super::bus::HostBus;
 use super::live::LiveConfig;
 use super::recovery::RecoveryDesk;
 use crate::config::{
-    Config, ConfigError, EngineKind, FleetSecret, InstanceConfig, OperatorKey, PublicPrefix, RuntimeQuotas,
-    SimulatedWan,
+    Config, ConfigError, EngineKind, FleetSecret, InstanceConfig, PublicPrefix, RuntimeQuotas, SimulatedWan,
+    TenantConfig,
 };
-use portolan_base::{BitsPerSecond, Clock, ModelName, OperatorName, Random, SiteName};
+use portolan_base::{BitsPerSecond, Clock, ModelName, Moment, Random, SiteName};
 use portolan_engine::{ComputeDevice, DeviceError, LoadError, LoadedModel, ModelFiles, load_model};
 use portolan_fleet::{OpenControlError, Topology, TopologyError};
 use portolan_gateway::PublicPrefixes;
@@ -15,8 +15,8 @@ use portolan_gateway::policies::{DeskError, PolicyDesk, PolicySlot};
 use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
-    ChatMessage, ControlStream, EngineDescription, EngineError, KeyRecord, MemoryState, PolicyState,
-    PolicyStore, Principal, StateQuota, StoreError, TenantRecord, TextError, TextModel,
+    Admission, ChatMessage, ControlStream, EngineDescription, EngineError, MemoryState, Operation,
+    PolicyState, PolicyStore, Principal, StateQuota, StoreError, TenantRecord, TextError, TextModel,
 };
 use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
@@ -316,58 +316,48 @@ pub(super) fn record_tenants(
     store: &SledStore,
     clock: &dyn Clock,
 ) -> Result<(), StoreError> {
-    let let_in = |key: &str, principal: Principal, holder: Option<OperatorName>| -> Result<(), StoreError> {
-        let known = store.key(key)?;
-        if known.is_some_and(|known| known.principal == principal && known.holder == holder) {
-            return Ok(());
-        }
-        let record = KeyRecord {
-            principal,
-            label: CONFIGURATION.to_owned(),
-            holder,
-        };
-        store.put_key(key, record, CONFIGURATION, clock.now())
-    };
-    for key in &config.operator_keys {
-        let_in(key.key(), Principal::Operator, key.holder().cloned())?;
-    }
-    let lowest = config.user_classes.first().cloned().unwrap_or_default();
-    for tenant in &config.tenants {
-        let user_class = if tenant.user_class.is_empty() {
-            lowest.clone()
-        } else {
-            tenant.user_class.clone()
-        };
-        let any = tenant.jurisdiction == "any";
-        let jurisdiction = if any {
-            String::new()
-        } else {
-            tenant.jurisdiction.clone()
-        };
-        let record = TenantRecord {
-            name: tenant.name.clone(),
-            jurisdiction,
-            user_class,
-        };
-        if store.tenant(&tenant.name)?.as_ref() != Some(&record) {
-            store.put_tenant(record, CONFIGURATION, clock.now())?;
-        }
-        for key in &tenant.keys {
-            let_in(key, Principal::Tenant(tenant.name.clone()), None)?;
-        }
-    }
-    let of_tenants = config.tenants.iter().flat_map(|tenant| &tenant.keys);
-    let named: Vec<&str> = config
-        .operator_keys
-        .iter()
-        .map(OperatorKey::key)
-        .chain(of_tenants.map(String::as_str))
-        .collect();
-    let revoked = store.retain_keys(CONFIGURATION, &named, CONFIGURATION, clock.now())?;
+    admit(config, store, clock.now(), None)
+}
+
+/// As [`record_tenants`], with what an operator did as the first line in the audit log: all of it is written, or nothing.
+pub(super) fn admit(
+    config: &Config,
+    store: &SledStore,
+    at: Moment,
+    note: Option<Operation>,
+) -> Result<(), StoreError> {
+    let revoked = store.admit(admission(config), note, CONFIGURATION, at)?;
     if revoked > 0 {
         tracing::info!(revoked, "keys that the configuration does not name were revoked");
     }
     Ok(())
+}
+
+/// Whom the file lets in.
+fn admission(config: &Config) -> Admission<'_> {
+    let lowest = config.user_classes.first().cloned().unwrap_or_default();
+    let record = |tenant: &TenantConfig| TenantRecord {
+        name: tenant.name.clone(),
+        jurisdiction: match tenant.jurisdiction.as_str() {
+            "any" => String::new(),
+            jurisdiction => jurisdiction.to_owned(),
+        },
+        user_class: match tenant.user_class.as_str() {
+            "" => lowest.clone(),
+            class => class.to_owned(),
+        },
+    };
+    let operators = config.operator_keys.iter();
+    let operators = operators.map(|key| (key.key(), Principal::Operator, key.holder().cloned()));
+    let of_tenants = config.tenants.iter().flat_map(|tenant| {
+        let keys = tenant.keys.iter().map(String::as_str);
+        keys.map(|key| (key, Principal::Tenant(tenant.name.clone()), None))
+    });
+    Admission {
+        label: CONFIGURATION,
+        tenants: config.tenants.iter().map(record).collect(),
+        keys: operators.chain(of_tenants).collect(),
+    }
 }
 
 /// Compiles what the store holds for another release, on a thread of its own: requests are answered meanwhile. It ends
@@ -542,6 +532,7 @@ mod tests {
 
     #[test]
     fn a_key_that_came_by_other_means_is_left_alone() {
+        use portolan_ports::KeyRecord;
         let folder = tempfile::tempdir().unwrap();
         let record = KeyRecord {
             principal: Principal::Operator,

@@ -4,6 +4,8 @@
     reason = "helpers of tests are outside the functions that clippy knows as tests"
 )]
 
+mod bounds;
+mod full;
 mod harness;
 mod kill;
 mod model;
@@ -13,7 +15,7 @@ use harness::{Dice, binding, tenant, version};
 use portolan_base::{Moment, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    KeyRecord, PolicyStore, Principal, Removal, RemovalCause, Scope, StoreError, UploadTurn,
+    Admission, KeyRecord, PolicyStore, Principal, Removal, RemovalCause, Scope, StoreError, UploadTurn,
 };
 use portolan_store::SledStore;
 use std::fs;
@@ -317,17 +319,21 @@ fn a_revoked_key_is_refused_at_once_and_after_a_restart() {
     ] {
         store.put_key(key, operator(label), "op", Moment(1)).unwrap();
     }
-    assert_eq!(
-        store
-            .retain_keys("file", &["sk-2", "sk-9"], "op", Moment(2))
-            .unwrap(),
-        2
-    );
+    let retain = |store: &SledStore, keys: &[&'static str]| {
+        let named = keys.iter().map(|key| (*key, Principal::Operator, None));
+        let admission = Admission {
+            label: "file",
+            keys: named.collect(),
+            tenants: Vec::new(),
+        };
+        store.admit(admission, None, "op", Moment(2)).unwrap()
+    };
+    assert_eq!(retain(&store, &["sk-2"]), 2);
     let let_in = |store: &SledStore| {
         ["sk-1", "sk-2", "sk-3", "sk-4"].map(|key| store.authenticate(key).unwrap().is_some())
     };
     assert_eq!(let_in(&store), [false, true, false, true]);
-    assert_eq!(store.retain_keys("file", &["sk-2"], "op", Moment(3)).unwrap(), 0);
+    assert_eq!(retain(&store, &["sk-2"]), 0);
     drop(store);
 
     let store = open(folder.path());

@@ -4,8 +4,9 @@ use crate::harness::{Dice, binding, tenant, trial_of, version};
 use portolan_base::{Moment, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{
-    HoldRecord, KeyRecord, MemoryStore, NewVersion, PolicyStore, Principal, Removal, RemovalCause,
-    RolloutChange, RolloutDeed, RolloutRecord, Scope, StoreError, TrialRecord, VersionRecord,
+    Admission, HoldRecord, KeyRecord, MemoryStore, NewVersion, Operation, OperationKind, PolicyStore,
+    Principal, Removal, RemovalCause, RolloutChange, RolloutDeed, RolloutRecord, Scope, StoreError,
+    TrialRecord, VersionRecord,
 };
 use portolan_store::SledStore;
 use proptest::prelude::*;
@@ -55,9 +56,10 @@ enum Step {
         key: u8,
         tenant: u8,
     },
-    RetainKey {
+    Admit {
         label: u8,
         key: u8,
+        tenant: u8,
     },
     Restart,
 }
@@ -75,7 +77,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => slot.prop_map(|(scope, question)| Step::Unbind { scope, question }),
         1 => (0..3_u8, 0..3_u8).prop_map(|(name, jurisdiction)| Step::Tenant { name, jurisdiction }),
         1 => (0..3_u8, 0..3_u8).prop_map(|(key, tenant)| Step::Key { key, tenant }),
-        1 => (0..2_u8, 0..3_u8).prop_map(|(label, key)| Step::RetainKey { label, key }),
+        1 => (0..2_u8, 0..3_u8, 0..3_u8)
+            .prop_map(|(label, key, tenant)| Step::Admit { label, key, tenant }),
         1 => Just(Step::Restart),
     ];
     prop::collection::vec(step, 1..24)
@@ -204,10 +207,22 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
                 .map(|()| String::new())
                 .map_err(shown)
         }
-        Step::RetainKey { label, key } => store
-            .retain_keys(&label_of(label), &[&format!("sk-{key}")], "op", Moment(at))
-            .map(|revoked| revoked.to_string())
-            .map_err(shown),
+        Step::Admit {
+            label,
+            key,
+            tenant: n,
+        } => {
+            let (label, key) = (label_of(label), format!("sk-{key}"));
+            let record = tenant(&format!("t{n}"), "j9");
+            let admission = Admission {
+                label: &label,
+                keys: vec![(&key, Principal::Tenant(record.name.clone()), None)],
+                tenants: vec![record],
+            };
+            let note = (at.is_multiple_of(2)).then(|| noted(at));
+            let revoked = store.admit(admission, note, "op", Moment(at));
+            revoked.map(|revoked| revoked.to_string()).map_err(shown)
+        }
         Step::Restart => Ok(String::new()),
     }
 }
@@ -237,6 +252,16 @@ fn put_rollout(
         ..RolloutRecord::plain(scope, question)
     };
     store.put_rollout(rollout, deed).map(|()| String::new())
+}
+
+fn noted(at: u64) -> Operation {
+    Operation {
+        at: Moment(at),
+        actor: "op".into(),
+        kind: OperationKind::Configure,
+        subject: "1 keys".into(),
+        reason: "a test".into(),
+    }
 }
 
 /// Two labels for three keys, so that some keys share one.

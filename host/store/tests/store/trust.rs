@@ -19,7 +19,7 @@ fn signed(key: char, at: u64) -> NewVersion {
     }
 }
 
-fn proposal(id: u64, verdict: Option<Verdict>) -> ProposalRecord {
+pub(crate) fn proposal(id: u64, verdict: Option<Verdict>) -> ProposalRecord {
     ProposalRecord {
         id,
         scope: Scope::Platform,
