@@ -23,11 +23,21 @@ pub enum ConfigOrder {
     /// The file as it stands counts.
     Reload,
     /// An earlier version counts, the one before the one in force where none is named.
-    Rollback(Option<u64>),
+    Rollback(Option<u64>, Edits),
     /// The change that waits counts.
     Approve,
     /// The change that waits is forgotten.
     Reject,
+}
+
+/// What becomes of edits of the file that were not reloaded, where a roll-back writes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edits {
+    /// They stay, and nothing is rolled back.
+    #[default]
+    Keep,
+    /// They are overwritten; the edited text is kept beside the file.
+    Overwrite,
 }
 
 /// What came of it.
@@ -92,6 +102,12 @@ pub enum ConfigRefusal {
     /// Keys that differ count only when the host starts again.
     #[error("nothing was changed, for these keys count only after a restart: {}", .0.join(", "))]
     NeedsRestart(Vec<String>),
+    /// The file was edited since it was read, and would be overwritten.
+    #[error(
+        "nothing was changed, for the file was edited and not reloaded, and going back would overwrite that: {}; reload it, \
+         or say --force (`force` over HTTP)", .0.join(", ")
+    )]
+    Edited(Vec<String>),
     /// There is no such version, or no change waits.
     #[error("{0}")]
     Missing(String),

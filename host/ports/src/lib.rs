@@ -41,7 +41,7 @@ pub use bus::{
     PrefixSummary, SitePresence, SiteState, SnapshotRequest, Visits,
 };
 pub use configuration::{
-    Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration,
+    Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration, Edits,
     FleetConfiguration, PendingConfig, SiteConfiguration,
 };
 pub use control::{

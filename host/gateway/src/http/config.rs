@@ -9,7 +9,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use portolan_ports::{
-    Changer, ConfigDone, ConfigOrder, ConfigRefusal, ConfigVersion, Configuration, FleetConfiguration,
+    Changer, ConfigDone, ConfigOrder, ConfigRefusal, ConfigVersion, Configuration, Edits, FleetConfiguration,
     PendingConfig,
 };
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,17 @@ struct OrderBody {
     reason: String,
     #[serde(default)]
     version: Option<u64>,
+    #[serde(default)]
+    force: bool,
+}
+
+impl OrderBody {
+    fn edits(&self) -> Edits {
+        match self.force {
+            true => Edits::Overwrite,
+            false => Edits::Keep,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -83,7 +94,7 @@ pub(super) async fn change(
     let order = read(&headers, &order)?;
     let wanted = match verb.as_str() {
         "reload" => ConfigOrder::Reload,
-        "rollback" => ConfigOrder::Rollback(order.version),
+        "rollback" => ConfigOrder::Rollback(order.version, order.edits()),
         "approve" => ConfigOrder::Approve,
         "reject" => ConfigOrder::Reject,
         other => {
@@ -118,7 +129,7 @@ fn read(headers: &HeaderMap, order: &[u8]) -> Result<OrderBody, RequestError> {
     }
     body::expect_json(headers)?;
     serde_json::from_slice(order).map_err(|error| {
-        let text = format!("the body must be {{\"reason\", \"version\"}}: {error}");
+        let text = format!("the body must be {{\"reason\", \"version\", \"force\"}}: {error}");
         RequestError::new(ErrorKind::BadRequest, text)
     })
 }
@@ -131,6 +142,7 @@ fn refused(refusal: ConfigRefusal) -> RequestError {
     let (kind, code) = match &refusal {
         ConfigRefusal::Bad(_) => (ErrorKind::BadRequest, "bad_configuration"),
         ConfigRefusal::NeedsRestart(_) => (ErrorKind::Conflict, "needs_restart"),
+        ConfigRefusal::Edited(_) => (ErrorKind::Conflict, "unloaded_edits"),
         ConfigRefusal::Missing(_) => (ErrorKind::NotFound, "config_not_found"),
         ConfigRefusal::Forbidden(_) => (ErrorKind::Forbidden, "second_operator_needed"),
         ConfigRefusal::Broken(_) => (ErrorKind::Internal, "config_not_changed"),

@@ -39,6 +39,9 @@ pub enum ConfigCommand {
     Rollback {
         /// Its number; the one before the one in force when left out.
         version: Option<u64>,
+        /// Overwrite edits of the file that were not reloaded; they are kept beside it.
+        #[arg(long)]
+        force: bool,
         /// Why, and where.
         #[command(flatten)]
         change: ChangeArgs,
@@ -81,8 +84,13 @@ pub(super) fn run(command: ConfigCommand, as_json: bool) -> Result<(), Failure> 
         ConfigCommand::Schema { fill: Some(page) } => fill_page(&page),
         ConfigCommand::Reload(change) => ask("reload", &change, &Value::Null, as_json),
         ConfigCommand::History { server } => history(&server, as_json),
-        ConfigCommand::Rollback { version, change } => {
-            ask("rollback", &change, &object!({ "version": version }), as_json)
+        ConfigCommand::Rollback {
+            version,
+            force,
+            change,
+        } => {
+            let more = object!({ "version": version, "force": force });
+            ask("rollback", &change, &more, as_json)
         }
         ConfigCommand::Sites { server } => sites(&server, as_json),
         ConfigCommand::Pending { server } => pending(&server, as_json),

@@ -1,11 +1,12 @@
 //! The configuration of the running host: read again, put back, approved. All of a change counts, or nothing does.
 
+mod edits;
 mod fleet;
+mod force;
 mod pinned;
 mod versions;
 mod waiting;
 
-use super::parts;
 use crate::config::{Change, Config, ConfigError, Takes, mask, takes_of};
 use async_trait::async_trait;
 use fleet::Fleet;
@@ -15,7 +16,7 @@ use portolan_gateway::live::Switch;
 use portolan_gateway::{Live, Site};
 use portolan_ports::{
     Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration,
-    FleetConfiguration, Operation, OperationKind, PendingConfig, PolicyStore,
+    FleetConfiguration, PendingConfig,
 };
 use portolan_store::SledStore;
 use portolan_transport::SiteTransport;
@@ -129,10 +130,11 @@ impl LiveConfig {
             holder: None,
             reason: "the host started".to_owned(),
         };
-        let kept = config.changing.keep_versions;
-        self.versions
-            .add(&source.text, &lines(&changes), &by, self.clock.now(), kept)
-            .map(drop)
+        let version = self
+            .versions
+            .stage(&source.text, &lines(&changes), &by, self.clock.now())?;
+        self.versions.put(version)?;
+        self.versions.prune(config.changing.keep_versions)
     }
 
     /// What waited before the start waits on, unless something else is in force since.
@@ -168,7 +170,11 @@ impl LiveConfig {
                     .map_err(|error| ConfigRefusal::Bad(format!("{}: {error}", file.display())))?;
                 self.bring(text, by)
             }
-            ConfigOrder::Rollback(version) => self.bring(self.versions.earlier(version)?.text, by),
+            ConfigOrder::Rollback(version, edits) => {
+                let text = self.versions.earlier(version)?.text;
+                self.mind_edits(&self.config(), &text, edits)?;
+                self.bring(text, by)
+            }
             ConfigOrder::Approve => self.approve(by),
             ConfigOrder::Reject => {
                 let waiting = lock(&self.state).waiting.clone().ok_or_else(nothing_waits)?;
@@ -249,7 +255,9 @@ impl LiveConfig {
                 .trim()
                 .to_owned(),
         };
-        let (next, changes) = self.weigh(&self.config(), &waiting.text)?;
+        let now = self.config();
+        let (next, changes) = self.weigh(&now, &waiting.text)?;
+        self.set_edits_aside(&now, &waiting.text);
         let done = self.put_into_force_everywhere((next, &waiting.text), &changes, &by)?;
         // It is in force: what is left of it in the file follows an earlier version, and counts no more.
         if let Err(error) = self.set_waiting(None) {
@@ -276,93 +284,6 @@ impl LiveConfig {
         match restart.is_empty() {
             true => Ok((next, changes)),
             false => Err(ConfigRefusal::NeedsRestart(restart)),
-        }
-    }
-
-    /// First what may fail, then what cannot.
-    fn put_into_force(
-        &self,
-        next: Config,
-        text: &str,
-        changes: &[Change],
-        by: &Changer,
-    ) -> Result<ConfigDone, ConfigRefusal> {
-        let (before, changes) = (self.config(), lines(changes));
-        let broken = |error: &dyn std::fmt::Display| ConfigRefusal::Broken(error.to_string());
-        let operation = Operation {
-            at: self.clock.now(),
-            actor: by.actor.clone(),
-            kind: OperationKind::Configure,
-            subject: format!("{} keys", changes.len()),
-            reason: by.reason.clone(),
-        };
-        self.store.note(operation).map_err(|error| broken(&error))?;
-        let written = versions::replace(self.file.as_deref(), text);
-        written.map_err(|error| broken(&error))?;
-        let recorded = parts::record_tenants(&next, self.store.as_ref(), self.clock.as_ref());
-        let kept = next.changing.keep_versions;
-        let added = recorded
-            .map_err(|error| broken(&error))
-            .and_then(|()| self.versions.add(text, &changes, by, self.clock.now(), kept));
-        let version = match added {
-            Ok(version) => version,
-            Err(error) => {
-                self.take_back(&before);
-                return Err(error);
-            }
-        };
-        for change in &changes {
-            tracing::info!(version, actor = %by.actor, change, "the configuration changed");
-        }
-        self.tell(&before, &next);
-        lock(&self.state).config = Arc::new(next);
-        Ok(ConfigDone {
-            outcome: ConfigOutcome::Applied,
-            version,
-            changes,
-        })
-    }
-
-    /// The store and the file as they were.
-    fn take_back(&self, before: &Config) {
-        let store = parts::record_tenants(before, self.store.as_ref(), self.clock.as_ref());
-        let text = before.source.as_ref().map_or("", |source| &source.text);
-        let file = versions::replace(self.file.as_deref(), text);
-        for error in [
-            store.err().map(|e| e.to_string()),
-            file.err().map(|e| e.to_string()),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            tracing::error!(
-                error,
-                "a change of the configuration failed, and could not be taken back"
-            );
-        }
-    }
-
-    /// Has what runs behave as `next` says.
-    fn tell(&self, before: &Config, next: &Config) {
-        let sites = lock(&self.sites);
-        for gateway in sites.iter().filter_map(|site| site.gateway.upgrade()) {
-            gateway.apply(live_of(next));
-        }
-        for (link, was) in next.links_in_use().iter().zip(before.links_in_use()) {
-            let from = sites.iter().find(|site| site.name == link.from);
-            if link.budget_mbps != was.budget_mbps
-                && let Some(transport) = from.and_then(|site| site.transport.upgrade())
-            {
-                transport.admit(link.to.clone(), link.egress());
-            }
-        }
-        let level = &next.observability.log_level;
-        if let Some(set) = self
-            .log
-            .get()
-            .filter(|_| *level != before.observability.log_level)
-        {
-            set(level);
         }
     }
 

@@ -75,8 +75,9 @@ impl LiveConfig {
         changes: &[Change],
         by: &Changer,
     ) -> Result<portolan_ports::ConfigDone, ConfigRefusal> {
-        let told = self.tell_others(&next, text, by)?;
-        let done = self.put_into_force(next, text, changes, by)?;
+        let ready = self.prepare((next, text), changes, by)?;
+        let told = self.tell_others(&ready.next, text, by)?;
+        let done = self.put_into_force(ready, by)?;
         if let Some(told) = told {
             self.fleet.note(told);
         }
@@ -146,30 +147,14 @@ impl LiveConfig {
             let text = "what another site told says something else in this site's file";
             return Err(ConfigRefusal::Bad(text.to_owned()));
         }
-        self.set_edits_aside(&now);
+        self.set_edits_aside(&now, &text);
         let by = Changer {
             actor: format!("{} at {}", told.actor, told.from),
             holder: None,
             reason: told.reason.clone(),
         };
-        self.put_into_force(next, &text, &changes, &by).map(|_| true)
-    }
-
-    /// The file is about to be written: what an operator is writing there is kept beside it.
-    fn set_edits_aside(&self, now: &Config) {
-        let (Some(file), Some(source)) = (&self.file, &now.source) else {
-            return;
-        };
-        let Ok(there) = std::fs::read_to_string(file) else {
-            return;
-        };
-        if there == source.text {
-            return;
-        }
-        let mut beside = file.clone().into_os_string();
-        beside.push(".edited");
-        let kept = super::versions::write_whole(beside.as_ref(), there.as_bytes(), 0o600);
-        tracing::warn!(path = ?beside, ok = kept.is_ok(), "the file was being edited when another site changed the configuration; the edited text lies beside it");
+        let ready = self.prepare((next, &text), &changes, &by)?;
+        self.put_into_force(ready, &by).map(|_| true)
     }
 
     /// What the sites of this process run.

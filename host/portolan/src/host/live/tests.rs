@@ -204,6 +204,108 @@ fn a_change_counts_as_a_whole_or_not_at_all() {
 }
 
 #[test]
+fn on_a_full_disk_nothing_changes_and_nothing_of_it_is_left() {
+    let host = Started::with(ACME, "");
+    let folder = host.folder.path().join("data/config");
+    let audited = |host: &Started| {
+        let log = host.client("key-bob").get("/v1/portolan/audit").unwrap().body;
+        log["data"].as_array().unwrap().len()
+    };
+    let lines = audited(&host);
+    let before = std::fs::read_to_string(host.file()).unwrap();
+    let globex = format!("{ACME}, {{name: globex, keys: [key-globex]}}");
+    // Whatever is written there finds no room.
+    let full = |place: PathBuf| std::os::unix::fs::symlink("/dev/full", place).unwrap();
+    let unchanged = |host: &Started| {
+        assert!(host.lets_in("key-acme") && !host.lets_in("key-globex"));
+        assert_eq!((host.history().len(), audited(host)), (1, lines));
+        let site = host.host.as_ref().unwrap().sites()[0].gateway().unwrap();
+        assert_eq!(site.live().timeouts.factor, 5);
+        let left = std::fs::read_dir(&folder).unwrap().count();
+        assert_eq!(left, 1, "half of a version takes room");
+    };
+    host.write(&globex, "timeouts: {factor: 7}");
+    full(folder.join("00000002.json.new"));
+    let (status, text) = host.refused("key-alice", "reload");
+    assert_eq!(status, 500);
+    assert!(text.contains("No space left"), "{text}");
+    unchanged(&host);
+
+    // With room it is as if nothing had been.
+    assert_eq!(
+        host.done("key-alice", "reload", json!({})),
+        ("applied".to_owned(), 2)
+    );
+    assert!(host.lets_in("key-globex"));
+    let lines_then = audited(&host);
+
+    // A roll-back writes the operator's file too.
+    let now = std::fs::read_to_string(host.file()).unwrap();
+    let mut beside = host.file().into_os_string();
+    beside.push(".new");
+    full(PathBuf::from(&beside));
+    let (status, text) = host.refused("key-alice", "rollback");
+    assert_eq!((status, text.contains("No space left")), (500, true), "{text}");
+    assert!(host.lets_in("key-globex"));
+    assert_eq!((host.history().len(), audited(&host)), (2, lines_then));
+    assert_eq!(std::fs::read_to_string(host.file()).unwrap(), now);
+    assert_eq!(
+        host.done("key-alice", "rollback", json!({})),
+        ("applied".to_owned(), 3)
+    );
+    assert!(!host.lets_in("key-globex"));
+    assert_eq!(std::fs::read_to_string(host.file()).unwrap(), before);
+    drop(host.stop());
+}
+
+#[test]
+fn a_roll_back_overwrites_no_edits_unless_it_is_told_to() {
+    let host = Started::with(ACME, "");
+    let globex = format!("{ACME}, {{name: globex, keys: [key-globex]}}");
+    host.write(&globex, "");
+    assert_eq!(host.done("key-alice", "reload", json!({})).1, 2);
+    host.write(&globex, "timeouts: {factor: 7}");
+    let edited = std::fs::read_to_string(host.file()).unwrap();
+
+    let (status, text) = host.refused("key-alice", "rollback");
+    assert_eq!(status, 409);
+    assert!(
+        text.contains("timeouts.factor: 5 → 7") && text.contains("--force"),
+        "{text}"
+    );
+    assert!(host.lets_in("key-globex"));
+    assert_eq!(std::fs::read_to_string(host.file()).unwrap(), edited);
+
+    std::fs::write(host.file(), "data_dir: [").unwrap();
+    let (status, text) = host.refused("key-alice", "rollback");
+    assert_eq!(
+        (status, text.contains("cannot be used as it stands")),
+        (409, true),
+        "{text}"
+    );
+
+    let force = json!({"force": true});
+    assert_eq!(
+        host.done("key-alice", "rollback", force),
+        ("applied".to_owned(), 3)
+    );
+    assert!(!host.lets_in("key-globex"));
+    let beside = host.file().with_extension("yaml.edited");
+    assert_eq!(std::fs::read_to_string(beside).unwrap(), "data_dir: [");
+
+    // The file holds what is rolled back to already: there is nothing to lose.
+    let now = std::fs::read_to_string(host.file()).unwrap();
+    host.write(&globex, "");
+    assert_eq!(host.done("key-alice", "reload", json!({})).1, 4);
+    std::fs::write(host.file(), now).unwrap();
+    assert_eq!(
+        host.done("key-alice", "rollback", json!({})),
+        ("applied".to_owned(), 5)
+    );
+    drop(host.stop());
+}
+
+#[test]
 fn under_four_eyes_a_change_waits_for_a_second_operator() {
     let eyes = "changing: {four_eyes: true}";
     let host = Started::with(ACME, eyes);

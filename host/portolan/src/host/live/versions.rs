@@ -5,7 +5,7 @@ use portolan_ports::{Changer, ConfigRefusal, ConfigVersion};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Versions of one host.
@@ -77,19 +77,17 @@ impl Versions {
             .collect()
     }
 
-    /// Adds a version, on disk when this returns, and forgets the oldest beyond `most`.
-    pub(super) fn add(
+    /// Writes the next version beside its place, on disk when this returns: it does not count yet.
+    pub(super) fn stage(
         &self,
         text: &str,
         changes: &[String],
         by: &Changer,
         at: Moment,
-        most: usize,
-    ) -> Result<u64, ConfigRefusal> {
-        let mut numbers = self.numbers()?;
-        let version = numbers.last().copied().unwrap_or(0) + 1;
+    ) -> Result<StagedVersion, ConfigRefusal> {
+        let number = self.newest()? + 1;
         let kept = Kept {
-            version,
+            version: number,
             at,
             actor: by.actor.clone(),
             reason: by.reason.clone(),
@@ -100,14 +98,32 @@ impl Versions {
         let bytes =
             serde_json::to_vec_pretty(&kept).map_err(|error| ConfigRefusal::Broken(error.to_string()))?;
         std::fs::create_dir_all(&self.folder).map_err(|error| self.broken(&error))?;
-        write_whole(&self.path(version), &bytes, 0o600).map_err(|error| self.broken(&error))?;
-        numbers.push(version);
+        let staged =
+            Staged::beside(&self.path(number), &bytes, 0o600).map_err(|error| self.broken(&error))?;
+        Ok(StagedVersion { number, staged })
+    }
+
+    /// Has a staged version be the newest.
+    pub(super) fn put(&self, version: StagedVersion) -> Result<u64, ConfigRefusal> {
+        version.staged.put().map_err(|error| self.broken(&error))?;
+        Ok(version.number)
+    }
+
+    /// Takes the newest version back, which never counted.
+    pub(super) fn take_back(&self, version: u64) -> io::Result<()> {
+        std::fs::remove_file(self.path(version))?;
+        sync_folder(&self.path(version))
+    }
+
+    /// Forgets the oldest versions beyond `most`.
+    pub(super) fn prune(&self, most: usize) -> Result<(), ConfigRefusal> {
+        let mut numbers = self.numbers()?;
         let surplus = numbers.len().saturating_sub(most);
         for number in numbers.drain(..surplus) {
             // One that cannot be removed takes room and does no harm.
             drop(std::fs::remove_file(self.path(number)));
         }
-        Ok(version)
+        Ok(())
     }
 
     fn read(&self, number: u64) -> Result<Kept, ConfigRefusal> {
@@ -142,32 +158,67 @@ impl Versions {
     }
 }
 
-/// Has the operator's file hold `text`; nothing is done where it does.
-pub(super) fn replace(file: Option<&Path>, text: &str) -> io::Result<()> {
-    let Some(file) = file else { return Ok(()) };
+/// A version that does not count yet.
+pub(super) struct StagedVersion {
+    number: u64,
+    staged: Staged,
+}
+
+/// The text that the operator's file is to hold, beside it; none where it holds it already, or there is no file.
+pub(super) fn stage_file(file: Option<&Path>, text: &str) -> io::Result<Option<Staged>> {
+    let Some(file) = file else { return Ok(None) };
     if std::fs::read_to_string(file).is_ok_and(|there| there == text) {
-        return Ok(());
+        return Ok(None);
     }
-    use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(file).map_or(0o600, |about| about.permissions().mode());
-    write_whole(file, text.as_bytes(), mode & 0o777)
+    Staged::beside(file, text.as_bytes(), mode & 0o777).map(Some)
 }
 
 /// Writes a file so that after a crash it is there in whole or as it was.
 pub(super) fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = path.with_file_name(name);
-    let mut options = std::fs::OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(mode)
-        .open(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)?;
+    Staged::beside(path, bytes, mode)?.put()
+}
+
+/// A file that lies beside its place, on disk, and takes it when it is put there. Dropped, it is removed.
+pub(super) struct Staged {
+    beside: PathBuf,
+    path: PathBuf,
+}
+
+impl Staged {
+    /// Writes `bytes` beside `path`, as `path` with `.new`.
+    fn beside(path: &Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        // Half of a file would take the room that is lacking: whatever fails, it goes.
+        let staged = Self {
+            beside: path.with_file_name(name),
+            path: path.to_owned(),
+        };
+        let mut options = std::fs::OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true).mode(mode);
+        let mut file = options.open(&staged.beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        Ok(staged)
+    }
+
+    /// Has it take its place: needs no room on the disk.
+    pub(super) fn put(self) -> io::Result<()> {
+        std::fs::rename(&self.beside, &self.path)?;
+        sync_folder(&self.path)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // After it was put there is nothing to remove.
+        drop(std::fs::remove_file(&self.beside));
+    }
+}
+
+/// Flushes the name of a file to disk.
+fn sync_folder(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => std::fs::File::open(folder)?.sync_all(),
         _ => Ok(()),
