@@ -210,7 +210,7 @@ impl CacheValidity for SiteInvalidation {
             Invalidated::Prefix { block, .. } => has_block(block),
             order => self.covers(order, kv.about),
         };
-        match state.validity.still(kv.begun, covers) {
+        match state.validity.still(kv.begun, &kv.about.scope, covers) {
             true => Ok(()),
             false => Err(Stale::Invalidated),
         }

@@ -251,7 +251,7 @@ impl Applied for KeptPrompts {
     }
 }
 
-/// Invalidations of one tenant: 50 at once, ten a second. A site remembers the last 1,024 of all tenants for what is under
+/// Invalidations of one tenant: 50 at once, ten a second. A site remembers the last 1,024 of each tenant for what is under
 /// way, and a document that changes is one order.
 const ORDERS: RetryConfig = RetryConfig {
     percent: 0,

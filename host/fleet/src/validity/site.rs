@@ -1,12 +1,13 @@
 //! One site's place in the control stream, and its lease.
 
 use super::LeaseRules;
-use portolan_base::{Moment, Sequence, SiteName};
+use portolan_base::{Moment, Scope, Sequence, SiteName, TenantName};
 use portolan_ports::{Beat, Begun, ControlEntry, ControlEvent, Invalidated, Invalidation, StreamId};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-/// Orders remembered for what is under way. A request is between two stages for seconds; one that was so through more
-/// orders than these is taken to be outdated.
+/// Orders of each tenant, and of those about everyone's, that are remembered for what is under way. A request is between two
+/// stages for seconds; one that was so through more orders than these is taken to be outdated. However many one tenant gives,
+/// another's requests are judged by their own.
 const ORDERS_MAX: usize = 1024;
 
 /// Beats that may be under way. More are asked only while the stream is out of reach.
@@ -25,6 +26,49 @@ pub enum Taken {
     ForgetAll,
 }
 
+/// The latest orders with their positions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Recent {
+    orders: VecDeque<(Sequence, Option<Invalidated>)>,
+    /// The last that is not remembered any more.
+    dropped: Sequence,
+}
+
+impl Recent {
+    fn note(&mut self, sequence: Sequence, order: Option<Invalidated>) {
+        self.orders.push_back((sequence, order));
+        if self.orders.len() > ORDERS_MAX
+            && let Some((dropped, _)) = self.orders.pop_front()
+        {
+            self.dropped = dropped;
+        }
+    }
+
+    /// Whether one since `since` is, or may be, such as `covers` says.
+    fn any_since(&self, since: Sequence, covers: impl Fn(&Invalidated) -> bool) -> bool {
+        let newest_first = self.orders.iter().rev();
+        let mut later = newest_first.take_while(|(sequence, _)| *sequence > since);
+        since < self.dropped || later.any(|(_, order)| order.as_ref().is_none_or(&covers))
+    }
+}
+
+/// The tenant of whose KV alone an order is; none: anyone's may be meant.
+fn whose(order: Option<&Invalidated>) -> Option<TenantName> {
+    let scope = match order? {
+        Invalidated::Model { .. } => None,
+        Invalidated::Dependency { of, .. } | Invalidated::Prefix { of, .. } => of.as_ref(),
+        Invalidated::Tenant { scope } => Some(scope),
+    };
+    tenant_of(scope?)
+}
+
+fn tenant_of(scope: &Scope) -> Option<TenantName> {
+    match scope {
+        Scope::Tenant(name) => Some(name.clone()),
+        Scope::Public => None,
+    }
+}
+
 /// One site's place in the control stream, and its lease. See [the module](super).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SiteValidity {
@@ -40,10 +84,10 @@ pub struct SiteValidity {
     asked: VecDeque<(u64, Moment)>,
     beats: u64,
     valid_until: Option<Moment>,
-    /// The latest orders with their positions.
-    orders: VecDeque<(Sequence, Option<Invalidated>)>,
-    /// The position before the first of them.
-    remembered_from: Sequence,
+    /// The latest orders, by the tenant of whose KV alone they are.
+    orders: BTreeMap<Option<TenantName>, Recent>,
+    /// The position from which on orders were met.
+    met_from: Sequence,
     /// How often following began anew.
     generation: u64,
 }
@@ -65,8 +109,8 @@ impl SiteValidity {
             asked: VecDeque::new(),
             beats: 0,
             valid_until: None,
-            orders: VecDeque::new(),
-            remembered_from: applied,
+            orders: BTreeMap::new(),
+            met_from: applied,
             generation: 0,
         }
     }
@@ -121,7 +165,7 @@ impl SiteValidity {
     pub fn begins_anew(&mut self, stream: Option<StreamId>) {
         self.stream = stream;
         self.applied = Sequence::NONE;
-        self.remembered_from = Sequence::NONE;
+        self.met_from = Sequence::NONE;
         self.applying = None;
         self.asked.clear();
         self.valid_until = None;
@@ -173,13 +217,13 @@ impl SiteValidity {
         }
     }
 
-    /// Whether no order since `begun` is about what was begun then. `covers` says whether an order is.
-    pub fn still(&self, begun: Begun, covers: impl Fn(&Invalidated) -> bool) -> bool {
-        let newest_first = self.orders.iter().rev();
-        let mut since = newest_first.take_while(|(sequence, _)| *sequence > begun.applied);
+    /// Whether no order since `begun` is about what was begun then, which is `owner`'s. `covers` says whether an order is.
+    pub fn still(&self, begun: Begun, owner: &Scope, covers: impl Fn(&Invalidated) -> bool) -> bool {
+        let own = tenant_of(owner).and_then(|tenant| self.orders.get(&Some(tenant)));
+        let mut recent = self.orders.get(&None).into_iter().chain(own);
         begun.generation == self.generation
-            && begun.applied >= self.remembered_from
-            && !since.any(|(_, order)| order.as_ref().is_none_or(&covers))
+            && begun.applied >= self.met_from
+            && !recent.any(|recent| recent.any_since(begun.applied, &covers))
     }
 
     /// A question was answered.
@@ -196,15 +240,7 @@ impl SiteValidity {
 
     fn begin_applying(&mut self, sequence: Sequence, order: Option<Invalidated>) {
         self.applying = Some(sequence);
-        self.note(sequence, order);
-    }
-
-    fn note(&mut self, sequence: Sequence, order: Option<Invalidated>) {
-        self.orders.push_back((sequence, order));
-        if self.orders.len() > ORDERS_MAX
-            && let Some((dropped, _)) = self.orders.pop_front()
-        {
-            self.remembered_from = self.remembered_from.max(dropped);
-        }
+        let recent = self.orders.entry(whose(order.as_ref())).or_default();
+        recent.note(sequence, order);
     }
 }

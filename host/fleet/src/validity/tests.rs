@@ -1,7 +1,7 @@
 //! Leases and waiting, by hand.
 
 use super::*;
-use portolan_base::{Bytes, Dependency, Moment, Sequence, SiteName};
+use portolan_base::{Bytes, Dependency, Moment, Scope, Sequence, SiteName, TenantName};
 use portolan_ports::{AppliedReport, Beat, Begun, ControlEntry, ControlEvent, Invalidated, StreamId};
 
 fn site(name: &str) -> SiteName {
@@ -97,19 +97,52 @@ fn what_began_before_an_order_about_it_is_outdated_and_nothing_else_is() {
             _ => false,
         }
     };
-    assert!(!paris.still(at(1), about("d2")));
-    assert!(paris.still(at(2), about("d2")), "it began with the order");
-    assert!(paris.still(at(1), about("d9")));
+    let acme = Scope::Tenant(TenantName::new("acme").unwrap());
+    assert!(!paris.still(at(1), &acme, about("d2")));
+    assert!(paris.still(at(2), &acme, about("d2")), "it began with the order");
+    assert!(paris.still(at(1), &acme, about("d9")));
     for n in 4..3000 {
         paris.take(&order(n));
         paris.applied();
     }
-    assert!(!paris.still(at(1), about("d0")), "too many orders to tell");
-    assert!(paris.still(at(2999), about("d0")));
+    assert!(!paris.still(at(1), &acme, about("d0")), "too many orders to tell");
+    assert!(paris.still(at(2999), &acme, about("d0")));
     let before = paris.begin();
     paris.begins_anew(None);
-    assert!(!paris.still(before, about("d0")), "it began on another stream");
-    assert!(paris.still(paris.begin(), about("d0")));
+    assert!(
+        !paris.still(before, &acme, about("d0")),
+        "it began on another stream"
+    );
+    assert!(paris.still(paris.begin(), &acme, about("d0")));
+}
+
+#[test]
+fn what_one_tenant_orders_outdates_nothing_of_another() {
+    let mut paris = paris();
+    let scope = |name: &str| Scope::Tenant(TenantName::new(name).unwrap());
+    let begun = paris.begin();
+    for n in 1..3000 {
+        let ControlEvent::Invalidation(mut order) = crate::control::suite::order(n) else {
+            unreachable!("it is an order")
+        };
+        order.what = Invalidated::Tenant {
+            scope: scope("globex"),
+        };
+        paris.take(&entry(n, ControlEvent::Invalidation(order)));
+        paris.applied();
+    }
+    assert!(
+        !paris.still(begun, &scope("globex"), |_| false),
+        "too many to tell"
+    );
+    assert!(paris.still(begun, &scope("acme"), |_| true));
+    assert!(paris.still(begun, &Scope::Public, |_| true));
+    paris.take(&order(3000));
+    paris.applied();
+    for owner in [scope("acme"), Scope::Public] {
+        assert!(!paris.still(begun, &owner, |_| true), "it is about everyone's");
+        assert!(paris.still(paris.begin(), &owner, |_| true));
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{Flaw, PARIS};
 use crate::validity::{Peers, SiteValidity, Taken, Waiting};
-use portolan_base::{Moment, Sequence, SiteName};
+use portolan_base::{Moment, Scope, Sequence, SiteName};
 use portolan_ports::{Begun, ControlEntry, ControlEvent, StreamId};
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ impl State {
             return false;
         };
         let paris = &self.sites[PARIS];
-        let outdated = !paris.still(begun, |_| true) && flaw != Flaw::TakesWhatWasOnItsWay;
+        let outdated = !paris.still(begun, &Scope::Public, |_| true) && flaw != Flaw::TakesWhatWasOnItsWay;
         paris.is_valid(self.now(PARIS)) && !outdated
     }
 
