@@ -26,7 +26,7 @@ mod verify;
 #[cfg(test)]
 mod tests;
 
-pub use backup::Backed;
+pub use backup::{Backed, Existing};
 pub use collect::{Snapshot, collect, snapshot_folder};
 pub use drill::{DrillRecord, DrillRules, Drilled, drill};
 pub use error::DrError;

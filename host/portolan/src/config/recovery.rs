@@ -1,7 +1,7 @@
 //! Backups and drills, as the file says it.
 
 use super::{Config, ConfigError};
-use crate::dr::S3Place;
+use crate::dr::{Existing, S3Place};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -32,6 +32,9 @@ pub struct RecoveryConfig {
     pub drill_target_min: u32,
     /// Hours after which the last drill is too old, and an alarm is raised; none: twice `drill_every_h`.
     pub drill_stale_h: Option<u32>,
+    /// Parts that are at the place already are taken for good where their size is right, and are not read: for a place that
+    /// is far away or bills what is read. Damage there is then found by `portolan dr verify` and by drills only.
+    pub trust_existing: bool,
     /// What each model is asked, when a backup is made and in a drill.
     pub probe: ProbeConfig,
 }
@@ -69,6 +72,7 @@ impl Default for RecoveryConfig {
             drill_every_h: None,
             drill_target_min: 30,
             drill_stale_h: None,
+            trust_existing: false,
             probe: ProbeConfig::default(),
         }
     }
@@ -81,6 +85,14 @@ impl RecoveryConfig {
             endpoint: self.endpoint.clone(),
             region: self.region.clone(),
             credentials: None,
+        }
+    }
+
+    /// What a backup does about parts that are at the place already.
+    pub fn existing(&self) -> Existing {
+        match self.trust_existing {
+            true => Existing::Trust,
+            false => Existing::Read,
         }
     }
 

@@ -27,6 +27,18 @@ pub struct Backed {
     pub sent_bytes: u64,
     /// Parts that were there in another size, as a torn upload leaves them, and were sent again.
     pub torn: usize,
+    /// Parts that were there with other bytes, and were sent again.
+    pub damaged: usize,
+}
+
+/// What is done about parts that are at the place already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// They are read and compared: a backup that succeeded verifies.
+    #[default]
+    Read,
+    /// They are taken for good where their size is right: for a place that is far away or bills what is read.
+    Trust,
 }
 
 /// Backs `snapshot` up. Run again after it was cut, it sends what is not there.
@@ -36,7 +48,7 @@ pub struct Backed {
 pub(super) fn backup(
     snapshot: &Snapshot,
     probes: Vec<Probe>,
-    target: &dyn Target,
+    (target, existing): (&dyn Target, Existing),
     at: Moment,
 ) -> Result<Backed, DrError> {
     let mut done = Backed {
@@ -45,6 +57,7 @@ pub(super) fn backup(
         bytes: snapshot.manifest.bytes(),
         sent_bytes: 0,
         torn: 0,
+        damaged: 0,
     };
     let mut parts = BTreeMap::new();
     for (item, bytes) in snapshot.manifest.items.iter().zip(&snapshot.bytes) {
@@ -52,10 +65,10 @@ pub(super) fn backup(
             continue;
         }
         let (sent, whole) = match bytes {
-            Bytes::Made(bytes) => send(&mut bytes.as_slice(), target, &mut done)?,
+            Bytes::Made(bytes) => send(&mut bytes.as_slice(), (target, existing), &mut done)?,
             Bytes::File(path) => {
                 let mut file = File::open(path).map_err(DrError::file(path))?;
-                send(&mut file, target, &mut done)?
+                send(&mut file, (target, existing), &mut done)?
             }
         };
         if whole != item.sha256 {
@@ -109,8 +122,12 @@ fn name_at(at: Moment) -> String {
     format!("{:020}", at.0)
 }
 
-/// Sends what is not there of a file; gives its parts, and its SHA-256 as it was read.
-fn send(from: &mut dyn Read, target: &dyn Target, done: &mut Backed) -> Result<(Vec<Part>, String), DrError> {
+/// Sends what is not there, or not as it should be, of a file; gives its parts, and its SHA-256 as it was read.
+fn send(
+    from: &mut dyn Read,
+    (target, existing): (&dyn Target, Existing),
+    done: &mut Backed,
+) -> Result<(Vec<Part>, String), DrError> {
     let (mut parts, mut whole) = (Vec::new(), Sha256::new());
     loop {
         let mut bytes = Vec::new();
@@ -125,16 +142,42 @@ fn send(from: &mut dyn Read, target: &dyn Target, done: &mut Backed) -> Result<(
             bytes: bytes.len() as u64,
         };
         let key = part_key(&part);
-        match target.size(&key)? {
-            Some(size) if size == part.bytes => {}
-            there => {
-                done.torn += usize::from(there.is_some());
-                target.put(&key, &bytes)?;
-                done.sent_bytes += part.bytes;
-            }
+        let there = look(&key, (&part, &bytes), (target, existing))?;
+        done.torn += usize::from(there == There::Torn);
+        done.damaged += usize::from(there == There::Damaged);
+        if there != There::Whole {
+            target.put(&key, &bytes)?;
+            done.sent_bytes += part.bytes;
         }
         parts.push(part);
     }
+}
+
+/// How a part is found at the place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum There {
+    Whole,
+    Missing,
+    Torn,
+    Damaged,
+}
+
+fn look(
+    key: &str,
+    (part, bytes): (&Part, &[u8]),
+    (target, existing): (&dyn Target, Existing),
+) -> Result<There, DrError> {
+    Ok(match (target.size(key)?, existing) {
+        (None, _) => There::Missing,
+        (Some(size), _) if size != part.bytes => There::Torn,
+        (Some(_), Existing::Trust) => There::Whole,
+        (Some(_), Existing::Read) => match target.get(key)? {
+            Some(found) if found == bytes => There::Whole,
+            Some(_) => There::Damaged,
+            // Somebody took it away meanwhile.
+            None => There::Missing,
+        },
+    })
 }
 
 pub(super) fn part_key(part: &Part) -> String {

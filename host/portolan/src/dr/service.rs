@@ -1,6 +1,6 @@
 //! A whole backup of a service: its store is copied, its files are found, its models are asked, all of it is sent.
 
-use super::backup::{Backed, backup, still_known};
+use super::backup::{Backed, Existing, backup, still_known};
 use super::collect::{collect, snapshot_folder};
 use super::error::DrError;
 use super::probe;
@@ -39,7 +39,7 @@ fn remove(folder: &Path) -> Result<(), DrError> {
 pub async fn backup_service(
     config: Config,
     store: PathBuf,
-    target: Arc<dyn Target>,
+    (target, existing): (Arc<dyn Target>, Existing),
     clock: &dyn Clock,
 ) -> Result<Backed, DrError> {
     let at = clock.now();
@@ -55,6 +55,7 @@ pub async fn backup_service(
     });
     let (snapshot, known) = found.await.map_err(broken)??;
     let probes = probe::ask_all(&config, &known).await?;
-    let sent = tokio::task::spawn_blocking(move || backup(&snapshot, probes, target.as_ref(), at));
+    let sent =
+        tokio::task::spawn_blocking(move || backup(&snapshot, probes, (target.as_ref(), existing), at));
     sent.await.map_err(broken)?
 }

@@ -85,13 +85,21 @@ impl Service {
     }
 
     fn back_up(&self, target: &Arc<dyn Target>) -> Result<Backed, DrError> {
+        self.back_up_over(target, Existing::Read)
+    }
+
+    fn back_up_over(&self, target: &Arc<dyn Target>, existing: Existing) -> Result<Backed, DrError> {
         let config = self.config();
         let store = SledStore::open(&config.data_dir, &OsRandom).unwrap();
         let copy = make_snapshot(&config, &store).unwrap();
         drop(store);
         let clock = SystemClock::start();
-        self.runtime
-            .block_on(backup_service(config, copy, Arc::clone(target), &clock))
+        self.runtime.block_on(backup_service(
+            config,
+            copy,
+            (Arc::clone(target), existing),
+            &clock,
+        ))
     }
 
     fn verify(&self, target: &Arc<dyn Target>) -> Verdict {
@@ -208,7 +216,7 @@ fn a_backup_is_sent_once_and_told_from_a_service_that_changed() {
 }
 
 #[test]
-fn a_torn_or_damaged_part_is_found_and_a_torn_one_is_sent_again() {
+fn a_torn_or_damaged_part_is_found_and_sent_again() {
     let (service, place) = (Service::new().found(), tempfile::tempdir().unwrap());
     let target = in_folder(&place);
     service.back_up(&target).unwrap();
@@ -248,6 +256,19 @@ fn a_torn_or_damaged_part_is_found_and_a_torn_one_is_sent_again() {
         "{verdict:?}"
     );
     assert!(service.drill(&target, HALF_AN_HOUR).is_err());
+    let trusting = service.back_up_over(&target, Existing::Trust).unwrap();
+    assert_eq!(
+        (trusting.damaged, trusting.sent_bytes),
+        (0, 0),
+        "it was not looked at"
+    );
+    assert!(!service.verify(&target).ok);
+    let again = service.back_up(&target).unwrap();
+    assert_eq!((again.torn, again.damaged), (0, 1));
+    assert_eq!(again.sent_bytes, whole.len() as u64);
+    let verdict = service.verify(&target);
+    assert!(verdict.ok, "a backup that succeeded verifies: {verdict:?}");
+    assert!(service.drill(&target, HALF_AN_HOUR).unwrap().ok);
 }
 
 #[test]

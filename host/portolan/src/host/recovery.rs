@@ -112,8 +112,14 @@ impl RecoveryDesk {
 
     async fn back_up(&self) -> Result<(), DrError> {
         let store = dr::make_snapshot(&self.config, &self.store)?;
-        let backed =
-            dr::backup_service(self.config.clone(), store, self.target()?, self.clock.as_ref()).await?;
+        let place = (self.target()?, self.config.recovery.existing());
+        let backed = dr::backup_service(self.config.clone(), store, place, self.clock.as_ref()).await?;
+        if backed.damaged > 0 {
+            tracing::warn!(
+                parts = backed.damaged,
+                "parts of earlier backups had been damaged and were sent again"
+            );
+        }
         tracing::info!(backup = %backed.backup, files = backed.files, sent_bytes = backed.sent_bytes, "backed up");
         let now = self.clock.now();
         self.change(|state| state.backup_at = Some(now))
