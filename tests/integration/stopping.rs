@@ -1,9 +1,16 @@
 //! A host that is told to stop finishes what it began; one that is full says so.
 
+use crate::guests::Guest;
+use portolan::client::{Client, ClientError};
+use portolan_tests::processes::binary;
 use portolan_tests::world::{ACME, GLOBEX};
 use portolan_tests::{Ask, Link, Oracle, World, oracle_folder};
 use serde_json::Value;
+use std::fmt::Write;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 const FAST: Link = Link {
     delay_ms: 0,
@@ -60,4 +67,103 @@ fn a_tenant_that_fills_its_share_is_told_to_wait_and_others_are_served() {
     );
     drop(taken);
     assert_eq!(world.ask(&Ask::tokens(&case.prompt_ids)).tokens, case.greedy_ids);
+}
+
+/// A router that answers well and takes a minute to compile: so many values live at once in each of these functions.
+fn slow_to_compile() -> Vec<u8> {
+    const VALUES: u32 = 40_000;
+    let mut functions = String::new();
+    for function in 0..8 {
+        let sets = (0..VALUES).fold(String::new(), |mut sets, n| {
+            let from = (n * 7919 + function) % VALUES;
+            let _ = write!(sets, "(local.set {n} (i32.load (local.get {from})))");
+            sets
+        });
+        let locals = "i32 ".repeat(VALUES as usize);
+        let _ = write!(functions, "(func (local {locals}) {sets})");
+    }
+    Guest::echo().with_extra(functions.leak()).component()
+}
+
+/// A process that is ended with the test.
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Serving {
+    /// Processes that it started and that run.
+    fn children(&self) -> Vec<String> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id()));
+        let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children")).ok();
+        let told: Vec<String> = threads.into_iter().flatten().flatten().filter_map(of).collect();
+        told.join(" ").split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+#[test]
+fn a_host_that_compiles_ends_in_time_when_it_is_told_to_stop() {
+    /// Nine seconds are given to what is under way.
+    const IN_TIME: Duration = Duration::from_secs(20);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("portolan.yaml");
+    let text = "data_dir: data\noperator_keys: [op]\nmodels: []\n\
+                sites: [{name: paris, jurisdiction: eu, listen: '127.0.0.1:0', instances: []}]\n";
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new(binary());
+    command.args(["--json", "serve", "--config"]).arg(&file);
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut host = Serving(child);
+    let mut line = String::new();
+    let mut out = BufReader::new(host.0.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let said: Value = serde_json::from_str(&line).unwrap();
+    let client = Client::new(said["listen"].as_str().unwrap(), "op");
+    let sending = std::thread::spawn(move || {
+        let path = "/v1/portolan/tenants/_platform/policies/routing";
+        client.put(path, &[("name", "slow")], &slow_to_compile())
+    });
+    let began = Instant::now();
+    let compilers = loop {
+        let compilers = host.children();
+        if !compilers.is_empty() {
+            break compilers;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "nothing is compiled");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let told = Instant::now();
+    let process = host.0.id().to_string();
+    assert!(Command::new("kill").arg(&process).status().unwrap().success());
+    let ended = loop {
+        if let Some(ended) = host.0.try_wait().unwrap() {
+            break ended;
+        }
+        assert!(told.elapsed() < IN_TIME, "it still runs after {IN_TIME:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    println!("ended after {:.1?}", told.elapsed());
+    assert!(ended.success(), "{ended}");
+    let cut = sending.join().unwrap();
+    assert!(
+        matches!(cut, Err(ClientError::Unreachable { .. })),
+        "it was compiled before the host ended: {cut:?}"
+    );
+    let runs = |compiler: &String| {
+        let line = std::fs::read_to_string(format!("/proc/{compiler}/stat")).unwrap_or_default();
+        !line.is_empty() && !line.contains(") Z ")
+    };
+    let until = Instant::now() + Duration::from_secs(10);
+    while compilers.iter().any(runs) {
+        assert!(Instant::now() < until, "a compiler outlived its host");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

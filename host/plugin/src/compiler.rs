@@ -9,6 +9,7 @@ mod thread;
 use crate::check::Remark;
 use crate::limits::{CompileBudget, CompileBudgets, SizeClass};
 use parking_lot::{Condvar, Mutex};
+use portolan_ports::COMPILER_BUSY;
 use sha2::{Digest as _, Sha256};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -23,6 +24,10 @@ const AT_ONCE: usize = 2;
 
 /// Seconds by the clock for each second of processor time: a worker steps back behind everything else on the machine.
 const PATIENCE: u64 = 3;
+
+/// The longest a component waits for its turn. Whoever sent it waits as long, and the compilation comes on top: the command line
+/// gives up after two minutes.
+const QUEUE_MAX: Duration = Duration::from_secs(60);
 
 /// Compiled components that are remembered. An upload is compiled to be checked, then kept, then loaded: the second and
 /// third find the first's. Eight, so that uploads of several tenants at once do not push each other out.
@@ -61,6 +66,7 @@ pub(crate) struct Compiler {
     compilation: Compilation,
     budgets: CompileBudgets,
     gate: Arc<Gate>,
+    queue_max: Duration,
     compiled: AtomicU64,
     recent: Mutex<VecDeque<(Digest, Compiled)>>,
 }
@@ -148,6 +154,7 @@ impl Compiler {
             compilation,
             budgets,
             gate: Arc::default(),
+            queue_max: QUEUE_MAX,
             compiled: AtomicU64::new(0),
             recent: Mutex::default(),
         }
@@ -181,20 +188,8 @@ impl Compiler {
     fn compile_anew(&self, component: &[u8]) -> Result<Compiled, Remark> {
         let class = SizeClass::of(component.len());
         let budget = self.budgets.of(class);
-        let pass = self
-            .gate
-            .enter(class, Instant::now() + patience(budget))
-            .ok_or_else(|| {
-                let waited = format!(
-                    "the component waited {} s for a compiler",
-                    patience(budget).as_secs()
-                );
-                Remark::new(
-                    "compile-time",
-                    waited,
-                    "others are being compiled; try again later",
-                )
-            })?;
+        let until = Instant::now() + self.queue_max;
+        let pass = self.gate.enter(class, until).ok_or_else(|| self.busy())?;
         let compiled = match &self.compilation {
             Compilation::InProcess => thread::compile(&self.engine, component, budget, pass),
             Compilation::Child(program) => {
@@ -204,6 +199,20 @@ impl Compiler {
         }?;
         self.compiled.fetch_add(1, Ordering::Relaxed);
         Ok(compiled)
+    }
+}
+
+impl Compiler {
+    /// Nothing is known of the component: others were before it.
+    fn busy(&self) -> Remark {
+        Remark::new(
+            COMPILER_BUSY,
+            format!(
+                "the component waited {} s for a compiler, and was not compiled",
+                self.queue_max.as_secs()
+            ),
+            "other components are being compiled; send it again later, it says nothing about this one",
+        )
     }
 }
 
@@ -247,6 +256,26 @@ mod tests {
         let second = gate.enter(SizeClass::Compact, at_once).unwrap();
         drop((compact, second));
         assert!(gate.enter(SizeClass::Large, at_once).is_some());
+    }
+
+    #[test]
+    fn a_component_that_waited_in_vain_is_told_that_the_compiler_is_busy() {
+        let engine = Engine::default();
+        let mut compiler = Compiler::new(engine, Compilation::InProcess, CompileBudgets::default());
+        compiler.queue_max = Duration::from_millis(10);
+        let now = Instant::now();
+        let held = [SizeClass::Compact; AT_ONCE].map(|class| compiler.gate.enter(class, now).unwrap());
+        let said = |compiler: &Compiler| match compiler.compile(b"no component") {
+            Err(remark) => remark.code,
+            Ok(_) => unreachable!("it is no component"),
+        };
+        assert_eq!(said(&compiler), COMPILER_BUSY);
+        drop(held);
+        assert_ne!(
+            said(&compiler),
+            COMPILER_BUSY,
+            "its turn came, and it is at fault"
+        );
     }
 
     #[test]

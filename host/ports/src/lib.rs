@@ -63,14 +63,15 @@ pub use kvset::{KvMade, KvPast, KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};
 pub use landing_fake::{LandingFault, MemoryLanding};
 pub use loader::{
-    Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Reuse, Scope, Severity,
+    Binding, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Reuse, Scope,
+    Severity,
 };
 pub use loader_fake::FakeLoader;
 pub use operation::{Operation, OperationKind};
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
-pub use sample::{Reading, Sample};
 pub use retention::{BINDINGS_KEPT, PROPOSALS_KEPT, bindings_to_forget, proposals_to_forget};
+pub use sample::{Reading, Sample};
 pub use shared_configuration::{FleetVersion, SharedConfig, SharedConfiguration, SiteRuns};
 pub use shared_policies::{SharedError, SharedPolicies, SharedSlot};
 pub use shared_policies_fake::MemoryShared;

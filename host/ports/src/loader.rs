@@ -102,6 +102,9 @@ pub struct Finding {
     pub help: String,
 }
 
+/// Code of the finding that nothing could be found out: the compiler was busy with other components for too long.
+pub const COMPILER_BUSY: &str = "compiler-busy";
+
 /// What a check says about a component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyReport {
@@ -115,6 +118,13 @@ pub struct PolicyReport {
     pub sha256: String,
     /// Size in bytes.
     pub bytes: u64,
+}
+
+impl PolicyReport {
+    /// Whether it was not found out if the component can be used: the same may be asked again.
+    pub fn is_busy(&self) -> bool {
+        self.findings.iter().any(|finding| finding.code == COMPILER_BUSY)
+    }
 }
 
 /// A component that cannot be used, and why.

@@ -6,13 +6,16 @@
 //! | `ok:…` | answers any question, indifferently: every site, every route, no directive |
 //! | `ok-routing:…` (or another question's word) | answers that question, refused for another |
 //! | `no-copies:…` | answers any question like the first, but lets no site fetch or replicate |
+//! | `busy:…` | finds the compiler busy with other components |
 //! | `unloadable:…` | passes the check and compiles, cannot be loaded |
 //! | anything else | refused by the check |
 //!
 //! A configuration that is `bad` is refused when it is rehearsed or loaded, as a policy's own `configure` would; one that
 //! is `faulty` loads, and fails the probes of a rehearsal.
 
-use crate::{Binding, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope, Severity};
+use crate::{
+    Binding, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope, Severity,
+};
 use portolan_policy::{
     Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Purpose, Question,
     QuestionKind, RoutingDecision,
@@ -34,6 +37,7 @@ const BAD_CONFIG: (&str, &str, &str) = (
 enum Fate {
     Works(Option<QuestionKind>),
     Unloadable,
+    Busy,
     Refused,
 }
 
@@ -47,6 +51,7 @@ fn fate(component: &[u8]) -> Fate {
     match word {
         "ok" | "no-copies" => Fate::Works(None),
         "unloadable" => Fate::Unloadable,
+        "busy" => Fate::Busy,
         word => match word
             .strip_prefix("ok-")
             .and_then(|question| question.parse().ok())
@@ -94,6 +99,10 @@ impl PolicyLoader for FakeLoader {
                     "begin them with \"ok:\"",
                 );
                 report(component, None, Some(error))
+            }
+            (Fate::Busy, _) => {
+                let error = (COMPILER_BUSY, "it waited for the compiler", "try again");
+                report(component, question, Some(error))
             }
             (Fate::Works(Some(answers)), Some(wanted)) if answers != wanted => {
                 let error = (

@@ -45,6 +45,9 @@ const REASON_MAX_BYTES: usize = 1024;
 /// Shortest prefix of a SHA-256 that may stand for it, in digits.
 const PREFIX_MIN_DIGITS: usize = 6;
 
+/// When to send a component again that found the compiler busy: what most components take, however large.
+const COMPILER_FREE_AGAIN: Duration = Duration::from_secs(30);
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UploadQuery {
@@ -504,6 +507,9 @@ pub(super) fn refusal(error: DeskError) -> Response {
     let text = error.to_string();
     match error {
         DeskError::Rejected(report) => rejected(&text, &report.findings),
+        DeskError::CompilerBusy => RequestError::unavailable(text, COMPILER_FREE_AGAIN)
+            .with_code("compiler_busy")
+            .into_response(),
         DeskError::NotFound(_) => RequestError::new(ErrorKind::NotFound, text)
             .with_code("policy_not_found")
             .into_response(),

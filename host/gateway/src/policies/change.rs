@@ -142,7 +142,7 @@ impl PolicyDesk {
                 .loader
                 .check(Some(upload.slot.question), &upload.component, Some(rehearsal));
         if !report.ok {
-            return Err(DeskError::Rejected(report));
+            return Err(DeskError::of_report(report));
         }
         let signatures = self.check_upload(upload, &mut report)?;
         if let Some(budget) = &upload.budget {

@@ -15,6 +15,11 @@ pub enum DeskError {
     /// The component, or its configuration, cannot be used: the report says why and how to mend it.
     #[error("{}", PolicyRejection(.0.clone()))]
     Rejected(PolicyReport),
+    /// It was not found out whether the component can be used.
+    #[error(
+        "the compiler is busy with other components, and this one was not looked at; nothing was changed; send it again"
+    )]
+    CompilerBusy,
     /// There is no such version or binding.
     #[error("{0} does not exist")]
     NotFound(String),
@@ -105,6 +110,16 @@ impl From<StoreError> for DeskError {
 
 impl From<PolicyRejection> for DeskError {
     fn from(rejection: PolicyRejection) -> Self {
-        Self::Rejected(rejection.0)
+        Self::of_report(rejection.0)
+    }
+}
+
+impl DeskError {
+    /// Why a component with this report is not taken.
+    pub(super) fn of_report(report: PolicyReport) -> Self {
+        match report.is_busy() {
+            true => Self::CompilerBusy,
+            false => Self::Rejected(report),
+        }
     }
 }

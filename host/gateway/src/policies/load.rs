@@ -99,7 +99,7 @@ impl PolicyDesk {
             .check(Some(slot.question), &component, Some(rehearsal));
         match report.ok {
             true => Ok(()),
-            false => Err(DeskError::Rejected(report)),
+            false => Err(DeskError::of_report(report)),
         }
     }
 
@@ -157,6 +157,18 @@ impl PolicyDesk {
         let compiled = compiled.ok_or(DeskError::NotCompiled)?;
         let binding = self.binding(slot, told);
         Ok(loader.load(&binding, &component, Some(&compiled))?)
+    }
+
+    /// As [`PolicyDesk::compile_stored`], however long others keep the compiler busy: for what nobody waits for.
+    pub(super) fn compile_when_free(&self, sha256: &str) -> Result<(), DeskError> {
+        loop {
+            match self.compile_stored(sha256) {
+                Err(DeskError::CompilerBusy) => {
+                    tracing::info!(version = sha256, "a bound policy waits for the compiler");
+                }
+                compiled => return compiled,
+            }
+        }
     }
 
     /// Compiles a stored version for this host and keeps what came of it.

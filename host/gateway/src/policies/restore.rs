@@ -140,7 +140,7 @@ impl PolicyDesk {
         let mut failure = None;
         for (_, told) in versions(slot, &held) {
             let compiled = match self.load_ready(slot, told) {
-                Err(DeskError::NotCompiled) => self.compile_stored(told.sha256),
+                Err(DeskError::NotCompiled) => self.compile_when_free(told.sha256),
                 _ => Ok(()),
             };
             failure = failure.or(compiled.err());

@@ -8,10 +8,15 @@ use portolan_base::SiteName;
 use portolan_plugin::Compilation;
 use portolan_ports::{Changer, ConfigOrder};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Holds the secret that the sites of a fleet share, where it does not come from a file.
 const SECRET: &str = "PORTOLAN_FLEET_SECRET";
+
+/// How long work that nobody waits for any more may take after the host has stopped. What was acknowledged is on disk by then;
+/// compilers end with this process.
+const LEFT_OVER: Duration = Duration::from_millis(500);
 
 /// What is particular to this process of all that share the file.
 pub(super) struct Here {
@@ -49,7 +54,7 @@ fn serve(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
     let set_log_level = logging::start(&config.observability.log_level, format)?;
     let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::new)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let host = Host::start_compiling(config, compilation)
             .await
             .map_err(Failure::new)?;
@@ -67,7 +72,10 @@ fn serve(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
         host.stop().await;
         tracing::info!("stopped");
         Ok(())
-    })
+    });
+    // Without this the process would wait for a component that is being compiled, minutes at times.
+    runtime.shutdown_timeout(LEFT_OVER);
+    served
 }
 
 /// Returns when the process is asked to end; until then a hang-up has the host read its file again.

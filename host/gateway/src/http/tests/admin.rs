@@ -84,6 +84,21 @@ async fn a_version_can_be_stored_without_being_made_active() {
 }
 
 #[tokio::test]
+async fn a_component_that_the_compiler_had_no_time_for_may_come_again() {
+    let app = App::new();
+    let busy = put(&app, ACME, SLOT, "busy:1").await;
+    assert_eq!(
+        (busy.status.as_u16(), code(&busy).as_str()),
+        (503, "compiler_busy")
+    );
+    let body = busy.json();
+    assert_eq!(body["error"]["type"], "service_unavailable_error");
+    assert!(body.get("findings").is_none(), "nothing was found out: {body}");
+    assert!(busy.header("retry-after").parse::<u64>().unwrap() > 0);
+    assert!(app.store.bindings().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn what_is_refused_leaves_nothing_behind() {
     let app = App::new();
     let bad = put(&app, ACME, SLOT, "garbage").await;
