@@ -12,6 +12,7 @@ pub mod http;
 pub mod in_flight;
 pub mod live;
 pub mod metrics;
+mod out_of_service;
 pub mod outputs;
 pub mod peer;
 mod permission;

@@ -8,6 +8,7 @@ use crate::evacuate::Evacuation;
 use crate::in_flight::TenantsInFlight;
 use crate::live::Live;
 use crate::metrics::Metrics;
+use crate::out_of_service::OutOfService;
 use crate::outputs::OutputMeans;
 use crate::policies::PolicyDesk;
 use crate::prewarmed::PrewarmedPrompts;
@@ -28,10 +29,9 @@ use portolan_base::{
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
     Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet, Invalidated,
-    PolicyStore, Service, TextModel, Transport,
+    PolicyStore, TextModel, Transport,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -230,8 +230,8 @@ pub struct Site {
     configuration: OnceLock<Arc<dyn Configuration>>,
     /// Backups and drills, where the host has them.
     pub(crate) recovery: OnceLock<Recovery>,
-    /// Whether it takes no new requests.
-    draining: AtomicBool,
+    /// What operators took out of service.
+    pub(crate) out_of_service: OutOfService,
     /// What may change while it serves.
     pub(crate) live: ArcSwap<Live>,
     /// Requests whose shadows are asked.
@@ -282,7 +282,7 @@ impl Site {
             ahead,
             configuration: OnceLock::new(),
             recovery: OnceLock::new(),
-            draining: AtomicBool::new(false),
+            out_of_service: OutOfService::default(),
             live: ArcSwap::from_pointee(live),
             records: RecordLog::new(limits.records),
             decisions: Decisions::default(),
@@ -304,17 +304,6 @@ impl Site {
             .entry(tenant.clone())
             .or_insert_with(|| RetryBudget::new(ORDERS));
         left.take(now)
-    }
-
-    /// Takes new requests from now on, or none.
-    pub(crate) fn serve_as(&self, service: Service) {
-        self.draining
-            .store(service == Service::Draining, Ordering::Release);
-    }
-
-    /// Whether it takes no new requests.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
     }
 
     /// Clients' requests between admit and settle.

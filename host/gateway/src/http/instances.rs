@@ -83,10 +83,7 @@ async fn change(
     let instance = own_instance(&site, &name)?;
     note(&site, actor, kind, format!("instance {instance}"), order.reason).await?;
     let missing = |error: portolan_ports::NoSuchInstance| not_here(error.to_string());
-    site.parts
-        .fleet
-        .set_service(&instance, service)
-        .map_err(missing)?;
+    site.serve_instance_as(&instance, service).map_err(missing)?;
     let view = site.parts.fleet.view();
     let mine = |i: &&InstanceView| i.site == site.parts.index && i.name == instance;
     let found = view.instances.iter().find(mine);

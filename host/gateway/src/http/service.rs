@@ -1,8 +1,8 @@
 //! `/v1/portolan/site`: takes this whole site out of service, and back. The operator's.
 //!
 //! A site that is drained takes no new requests (503 `site_draining`, and `/health` says so, so that a load balancer goes
-//! elsewhere), its instances get no more work from other sites, and what it has begun it ends. One that is
-//! evacuated hands over the prefixes it is asked for, too.
+//! elsewhere), its instances get no more work from other sites, and what it has begun it ends. Instances that were drained by
+//! name stay so when it returns. One that is evacuated hands over the prefixes it is asked for, too.
 
 use super::{auth, body, instances};
 use crate::error::{ErrorKind, RequestError};
@@ -145,14 +145,10 @@ async fn read<T: Default + DeserializeOwned>(order: Body) -> Result<T, RequestEr
 }
 
 fn serve_as(site: &Site, service: Service) -> Result<(), RequestError> {
-    site.serve_as(service);
-    for instance in site.parts.engines.keys() {
-        let gone = |error: portolan_ports::NoSuchInstance| {
-            RequestError::new(ErrorKind::Internal, "an instance left meanwhile").with_detail(error)
-        };
-        site.parts.fleet.set_service(instance, service).map_err(gone)?;
-    }
-    Ok(())
+    let gone = |error: portolan_ports::NoSuchInstance| {
+        RequestError::new(ErrorKind::Internal, "an instance left meanwhile").with_detail(error)
+    };
+    site.serve_as(service).map_err(gone)
 }
 
 fn told(site: &Site) -> SiteBody {

@@ -1,7 +1,8 @@
 //! A whole site is taken out of service, and back.
 
 use super::support::{ACME, App, OPERATOR, expect_error};
-use portolan_ports::{EngineFault, PolicyStore};
+use portolan_decide::Standing;
+use portolan_ports::{Engine, EngineFault, Fleet, PolicyStore};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +68,34 @@ async fn a_drained_site_ends_what_it_has_and_takes_nothing_new_until_it_returns(
     assert!(
         seen.contains(&("instance.drain", "site paris")) && seen.contains(&("instance.resume", "site paris"))
     );
+}
+
+#[tokio::test]
+async fn what_was_drained_by_name_stays_drained_until_it_is_resumed_by_name() {
+    let app = App::new();
+    let instance = app.engine.describe().instance.clone();
+    let of = |verb: &str| format!("/v1/portolan/instances/{instance}/{verb}");
+    let standing = async |path: &str| {
+        let reply = app.post_as(OPERATOR, path, json!({})).await;
+        assert_eq!(reply.status, 200, "{path}");
+        reply.json()["standing"].as_str().unwrap_or("-").to_owned()
+    };
+    let drains = || {
+        let view = app.fleet.view();
+        let found = view.instances.iter().find(|known| known.name == instance);
+        found.unwrap().standing == Standing::Draining
+    };
+    assert_eq!(standing(&of("drain")).await, "draining");
+    standing("/v1/portolan/site/drain").await;
+    standing("/v1/portolan/site/return").await;
+    assert!(drains(), "the site came back, the instance was never resumed");
+    assert_ne!(standing(&of("resume")).await, "draining");
+
+    standing("/v1/portolan/site/drain").await;
+    assert_eq!(standing(&of("resume")).await, "draining", "its site drains");
+    standing("/v1/portolan/site/return").await;
+    assert!(!drains());
+    assert_eq!(app.complete(prompt()).await.status, 200);
 }
 
 #[tokio::test]
