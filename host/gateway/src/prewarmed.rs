@@ -11,6 +11,10 @@ use std::time::Duration;
 /// Most bytes of prompts a tenant may have here at a time: sixteen prompts of 128k tokens.
 const TENANT_BYTES: usize = 8 << 20;
 
+/// Most prompts a tenant may have here at a time: the prompts of its applications, each for some users. Each takes some
+/// hundred bytes beside its own, and is looked at whenever one is kept.
+const TENANT_PROMPTS: usize = 1024;
+
 /// Most bytes of all tenants.
 const SITE_BYTES: usize = 64 << 20;
 
@@ -59,7 +63,11 @@ impl<T: Clone> PrewarmedPrompts<T> {
         let mut kept = self.0.lock();
         kept.retain(|_, prompt| prompt.until > now);
         let of_tenant = |p: &Prewarmed<T>| p.tenant == prompt.tenant;
-        while bytes(&kept, of_tenant) + prompt.bytes > TENANT_BYTES {
+        let is_too_much = |kept: &HashMap<String, Prewarmed<T>>| {
+            let count = kept.values().filter(|p| of_tenant(p)).count();
+            count >= TENANT_PROMPTS || bytes(kept, of_tenant) + prompt.bytes > TENANT_BYTES
+        };
+        while is_too_much(&kept) {
             if !forget_next(&mut kept, of_tenant) {
                 break;
             }
@@ -216,6 +224,20 @@ mod tests {
             known(&prompts, "long", "acme", NOW),
             "what is refused pushes nothing out"
         );
+    }
+
+    #[test]
+    fn a_tenant_has_so_many_ids_and_no_more_however_short_its_prompts() {
+        let prompts = PrewarmedPrompts::default();
+        prompts.keep("other".into(), prompt("globex", 1, 1), NOW).unwrap();
+        for n in 0..=TENANT_PROMPTS {
+            // The first ends first.
+            let life = 10 + n as u64;
+            prompts.keep(n.to_string(), prompt("acme", 1, life), NOW).unwrap();
+        }
+        assert_eq!(prompts.0.lock().len(), TENANT_PROMPTS + 1);
+        assert!(!known(&prompts, "0", "acme", NOW) && known(&prompts, "1", "acme", NOW));
+        assert!(known(&prompts, "other", "globex", NOW));
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod tls;
 mod usage;
 
 use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -420,6 +421,42 @@ pub struct GenerateArgs {
     pub logits: bool,
 }
 
+impl Cli {
+    /// Reads what was typed. What cannot be understood is said as every failure is, with the exit status of such; help and
+    /// version are printed.
+    ///
+    /// # Errors
+    /// The exit status, when there is nothing to do.
+    pub fn typed(words: impl IntoIterator<Item = OsString>) -> Result<Self, ExitCode> {
+        let words: Vec<OsString> = words.into_iter().collect();
+        let error = match Self::try_parse_from(&words) {
+            Ok(cli) => return Ok(cli),
+            Err(error) => error,
+        };
+        let status = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1));
+        match usage_failure(&error, &words) {
+            Some(failure) => failure.print(),
+            // Where it cannot be printed nobody reads it.
+            None => drop(error.print()),
+        }
+        Err(status)
+    }
+}
+
+/// What was wrong with what was typed, where that is to be said as JSON; none: in clap's own form.
+fn usage_failure(error: &clap::Error, words: &[OsString]) -> Option<Failure> {
+    let asked = words
+        .iter()
+        .take_while(|word| *word != "--")
+        .any(|word| word == "--json");
+    if !asked || !error.use_stderr() {
+        return None;
+    }
+    let text = error.render().to_string();
+    let text = text.trim().strip_prefix("error: ").unwrap_or(text.trim());
+    Some(Failure::new(text).as_json(true))
+}
+
 /// Does what was typed.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     let json = cli.json;
@@ -461,5 +498,24 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         self.print();
         ExitCode::FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_understood_is_said_as_json_where_that_was_asked_for() {
+        let said = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let error = Cli::try_parse_from(&words).unwrap_err();
+            usage_failure(&error, &words).map(|failure| format!("{failure:?}"))
+        };
+        let json = said("portolan kv estimate --json --tokens many").unwrap();
+        assert!(json.contains("invalid value 'many' for '--tokens"), "{json}");
+        assert!(json.contains("json: true") && !json.contains("error: "), "{json}");
+        assert_eq!(said("portolan kv estimate --tokens many"), None);
+        assert_eq!(said("portolan kv --json --help"), None, "help is no failure");
     }
 }

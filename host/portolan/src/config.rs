@@ -47,7 +47,7 @@ pub use recovery::{ProbeConfig, RecoveryConfig};
 pub use routing::{Mode, RoutingConfig};
 pub use scaling::{NoWebhook, ScalingConfig, WebhookUrl};
 pub use schema::schema;
-pub use secrets::mask;
+pub use secrets::{mask, without_credentials};
 pub use site::{InstanceConfig, SiteConfig, TlsConfig};
 pub use transfer::TransferConfig;
 pub use tree::Change;

@@ -1,6 +1,5 @@
 //! The command line of Portolan.
 
-use clap::Parser;
 use portolan::command::{self, Cli};
 use std::process::ExitCode;
 
@@ -10,7 +9,10 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::typed(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
     match command::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

@@ -29,6 +29,7 @@ const DEFAULT_ROPE_BASE: f32 = 10_000.0;
 
 pub(super) fn load(path: &Path) -> Result<LoadedModel, LoadError> {
     let (file, content) = open(path)?;
+    whole(path, &content)?;
     let meta = Metadata {
         path,
         content: &content,
@@ -99,9 +100,51 @@ fn open(path: &Path) -> Result<(BufReader<File>, Content), LoadError> {
     let mut file = BufReader::new(file);
     let content = Content::read(&mut file).map_err(|e| LoadError::Format {
         path: path.to_owned(),
-        reason: e.to_string(),
+        reason: match is_end(&e) {
+            true => "it ends within its head: the download was cut; get it again".to_owned(),
+            false => e.to_string(),
+        },
     })?;
     Ok((file, content))
+}
+
+/// Whether a file ended where more was expected.
+fn is_end(error: &candle_core::Error) -> bool {
+    match error {
+        candle_core::Error::Io(error) => error.kind() == std::io::ErrorKind::UnexpectedEof,
+        candle_core::Error::Context { inner, .. }
+        | candle_core::Error::WithPath { inner, .. }
+        | candle_core::Error::WithBacktrace { inner, .. } => is_end(inner),
+        // The reader holds what a head declares against what remains of the file, and has no kind of its own for that.
+        error => error.to_string().contains("remaining"),
+    }
+}
+
+/// Refuses a file that ends before its last tensor does.
+fn whole(path: &Path, content: &Content) -> Result<(), LoadError> {
+    let found = std::fs::metadata(path).map_err(|source| LoadError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    let end = |info: &candle_core::quantized::gguf_file::TensorInfo| {
+        let blocks = info.shape.elem_count() / info.ggml_dtype.block_size();
+        let bytes = (blocks as u64).saturating_mul(info.ggml_dtype.type_size() as u64);
+        content
+            .tensor_data_offset
+            .saturating_add(info.offset)
+            .saturating_add(bytes)
+    };
+    let needed = content.tensor_infos.values().map(end).max().unwrap_or(0);
+    if found.len() >= needed {
+        return Ok(());
+    }
+    Err(LoadError::Format {
+        path: path.to_owned(),
+        reason: format!(
+            "it has {} bytes, and its tensors reach to byte {needed}: the download was cut; get it again",
+            found.len()
+        ),
+    })
 }
 
 struct Metadata<'a> {

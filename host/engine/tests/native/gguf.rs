@@ -218,4 +218,20 @@ fn faults_of_a_file_are_named() {
     let path = folder.path().join("torn.gguf");
     std::fs::write(&path, b"GGUF\x03\0\0\0").unwrap();
     assert!(load_model(&path).unwrap_err().to_string().contains("torn.gguf"));
+
+    // A download that was cut, in the head and in the last tensor.
+    let whole = std::fs::read(write(folder.path(), &metadata(), &tensors())).unwrap();
+    for (bytes, said) in [
+        (200, "ends within its head"),
+        (whole.len() - 1, "tensors reach to byte"),
+    ] {
+        std::fs::write(&path, &whole[..bytes]).unwrap();
+        let error = load_model(&path).unwrap_err().to_string();
+        assert!(
+            error.contains(said) && error.contains("the download was cut"),
+            "{bytes}: {error}"
+        );
+    }
+    std::fs::write(&path, &whole).unwrap();
+    assert!(load_model(&path).is_ok(), "the whole of it loads");
 }

@@ -163,11 +163,12 @@ fn what(body: &InvalidateBody, who: &Principal, site: &Site) -> Result<Invalidat
             of,
         }),
         (None, None, None, Some(tenant)) => {
-            let scope = scope_named(tenant)?;
-            if of.is_some_and(|own| own != scope) {
+            // Whether there is such another tenant is not a tenant's to know.
+            if of.is_some_and(|own| own.to_string() != *tenant) {
                 let text = "a tenant may invalidate its own KV only";
                 return Err(RequestError::new(ErrorKind::Forbidden, text));
             }
+            let scope = scope_named(tenant, site)?;
             Ok(Invalidated::Tenant { scope })
         }
         _ => Err(RequestError::bad_field(

@@ -20,7 +20,7 @@ use place::{BlockBody, PlaceBody, caches, card_body};
 use portolan_base::{BlockId, Dependency, Scope, TenantName};
 use portolan_kv::Selector;
 use portolan_kv::tier::{Card, Tiers};
-use portolan_ports::OperationKind;
+use portolan_ports::{OperationKind, StoreError};
 use serde::{Deserialize, Serialize};
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -210,7 +210,7 @@ pub(super) async fn evict(
     let order = body::read(order, body::ORDER_MAX_BYTES).await?;
     let body: EvictBody = serde_json::from_slice(&order)
         .map_err(|error| RequestError::bad_field("body", format!("the order cannot be read: {error}")))?;
-    let what = selector(body)?;
+    let what = selector(body, &site)?;
     let subject = subject(&what, &site);
     instances::note(&site, actor, OperationKind::Evict, subject, String::new()).await?;
     let evicted = tokio::task::spawn_blocking(move || {
@@ -244,10 +244,10 @@ fn subject(what: &Selector, site: &Site) -> String {
     format!("{what} at {}", site.parts.name)
 }
 
-fn selector(body: EvictBody) -> Result<Selector, RequestError> {
+fn selector(body: EvictBody, site: &Site) -> Result<Selector, RequestError> {
     let several = || RequestError::bad_field("body", "give exactly one of tenant, block, dependency and all");
     match (body.tenant, body.block, body.dependency, body.all) {
-        (Some(tenant), None, None, false) => scope_named(&tenant).map(Selector::Scope),
+        (Some(tenant), None, None, false) => scope_named(&tenant, site).map(Selector::Scope),
         (None, Some(block), None, false) => block_id("block", &block).map(Selector::Block),
         (None, None, Some(by), false) => Ok(Selector::Outdated { by, of: None }),
         (None, None, None, true) => Ok(Selector::All),
@@ -255,14 +255,48 @@ fn selector(body: EvictBody) -> Result<Selector, RequestError> {
     }
 }
 
-/// The scope that goes by this name.
-pub(super) fn scope_named(name: &str) -> Result<Scope, RequestError> {
+/// The scope that goes by this name. One that the host does not know has nothing here: it is a typing error.
+pub(super) fn scope_named(name: &str, site: &Site) -> Result<Scope, RequestError> {
     if name == Scope::PUBLIC {
         return Ok(Scope::Public);
     }
     let tenant =
         TenantName::new(name).map_err(|error| RequestError::bad_field("tenant", error.to_string()))?;
-    Ok(Scope::Tenant(tenant))
+    let broken = |error: StoreError| {
+        RequestError::new(ErrorKind::Internal, "the tenants could not be looked up").with_detail(error)
+    };
+    if site.parts.store.tenant(&tenant).map_err(broken)?.is_some() {
+        return Ok(Scope::Tenant(tenant));
+    }
+    let known = site.parts.store.tenants().map_err(broken)?;
+    let near = known
+        .iter()
+        .map(|known| known.name.as_str())
+        .find(|known| is_near(known, name));
+    let hint = near.map_or_else(
+        || "see `portolan tenant usage`, or `portolan kv stats` for whose KV is kept".to_owned(),
+        |near| format!("is {near:?} meant?"),
+    );
+    let text = format!("this host knows no tenant {name:?}; nothing was done; {hint}");
+    Err(RequestError {
+        param: Some("tenant".to_owned()),
+        ..RequestError::new(ErrorKind::NotFound, text).with_code("tenant_not_found")
+    })
+}
+
+/// Whether one is the other with a letter or two typed otherwise.
+fn is_near(known: &str, typed: &str) -> bool {
+    let (known, typed): (Vec<char>, Vec<char>) = (known.chars().collect(), typed.chars().collect());
+    let same = |(a, b): &(&char, &char)| a == b;
+    let before = known.iter().zip(&typed).take_while(same).count();
+    let after = known
+        .iter()
+        .rev()
+        .zip(typed.iter().rev())
+        .take_while(same)
+        .count();
+    let shorter = known.len().min(typed.len());
+    known.len().abs_diff(typed.len()) <= 2 && (before + after + 2 >= shorter.max(3))
 }
 
 pub(super) fn block_id(field: &'static str, text: &str) -> Result<BlockId, RequestError> {

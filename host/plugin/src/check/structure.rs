@@ -19,6 +19,15 @@ const WASI: &str = "wasi:";
 /// Rust and C are built to has two.
 const INNER_MAX: usize = 128;
 
+/// Characters of a name that a remark shows: the longest name of an interface of WASI has 40.
+const NAME_SHOWN: usize = 100;
+
+/// Names that a remark lists: as many interfaces as a standard library brings.
+const NAMES_SHOWN: usize = 24;
+
+/// Imports of which each has a remark of its own.
+const REMARKS_MAX: usize = 24;
+
 /// What a component looks like from outside, and how large its parts are.
 #[derive(Debug, Default)]
 pub(crate) struct Structure {
@@ -167,6 +176,7 @@ impl Structure {
             .iter()
             .filter_map(|(name, is_instance)| import_remark(name, *is_instance));
         imports
+            .take(REMARKS_MAX)
             .chain(self.wasi_remark())
             .chain(self.export_remark(asked))
             .chain(self.measure_remarks(limits))
@@ -186,7 +196,7 @@ impl Structure {
                 "wasi-import",
                 format!(
                     "the component imports {}; policies have no WASI: no files, clocks, randomness or sockets",
-                    names.join(", ")
+                    listed(&names)
                 ),
                 "Rust: build for wasm32-unknown-unknown instead of wasm32-wasip2; JavaScript: componentize-qjs \
                  --stub-wasi --sync; Python: componentize-py --stub-wasi; what cannot be built anew: `portolan policy \
@@ -265,7 +275,7 @@ impl Structure {
         let found = if self.exports.is_empty() {
             "nothing".to_owned()
         } else {
-            self.exports.join(", ")
+            listed(&self.exports)
         };
         Remark::new(
             "no-question",
@@ -358,7 +368,10 @@ fn import_remark(name: &str, is_instance: bool) -> Option<Remark> {
     }
     Some(Remark::new(
         "unknown-import",
-        format!("the component imports {name}, which the host does not offer"),
+        format!(
+            "the component imports {}, which the host does not offer",
+            shortened(name)
+        ),
         "a policy may import portolan:policy/host, state, labels and types, and nothing else",
     ))
 }
@@ -366,10 +379,34 @@ fn import_remark(name: &str, is_instance: bool) -> Option<Remark> {
 fn wit_version(does: &str, name: &str) -> Remark {
     Remark::new(
         "wit-version",
-        format!("the component {does} {name}; this host serves {SERVED_FULL}"),
+        format!(
+            "the component {does} {}; this host serves {SERVED_FULL}",
+            shortened(name)
+        ),
         "build it anew with the wit/policy.wit of this host's release, which `portolan policy new --lang rust --question \
          routing my-policy` lays into a project, or ask for a host of the other release",
     )
+}
+
+/// A name that somebody else chose, short enough for a sentence.
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(NAME_SHOWN) {
+        Some((end, _)) => format!("{}… ({} bytes)", &name[..end], name.len()),
+        None => name.to_owned(),
+    }
+}
+
+/// The first of such names, and how many there are beside.
+fn listed(names: &[impl AsRef<str>]) -> String {
+    let shown = names
+        .iter()
+        .take(NAMES_SHOWN)
+        .map(|name| shortened(name.as_ref()));
+    let mut shown = shown.collect::<Vec<_>>().join(", ");
+    if let Some(more) = names.len().checked_sub(NAMES_SHOWN).filter(|more| *more > 0) {
+        shown.push_str(&format!(" and {more} more"));
+    }
+    shown
 }
 
 fn list(questions: &[QuestionKind]) -> String {

@@ -379,3 +379,26 @@ fn state_does_not_make_probes_differ() {
         "{report:#?}"
     );
 }
+
+#[test]
+fn names_of_a_stranger_are_shortened_and_counted() {
+    let long = format!("acme:{}/x", "a".repeat(60_000));
+    let imports: String = (0..200)
+        .map(|n| format!(r#"(import "{long}{n}" (instance))"#))
+        .collect();
+    let report = check(&wat::parse_str(format!("(component {imports})")).unwrap());
+    refused_as(&report, "unknown-import", "… (60");
+    let said: usize = report.findings.iter().map(|finding| finding.message.len()).sum();
+    assert!(
+        report.findings.len() < 40 && said < 10_000,
+        "{} findings, {said} bytes",
+        report.findings.len()
+    );
+
+    let wasi: String = (0..50)
+        .map(|n| format!(r#"(import "wasi:x{n}/y@0.2.0" (instance))"#))
+        .collect();
+    let report = check(&wat::parse_str(format!("(component {wasi})")).unwrap());
+    refused_as(&report, "wasi-import", "wasi:x0/y@0.2.0, ");
+    refused_as(&report, "wasi-import", " and 26 more");
+}

@@ -151,6 +151,7 @@ fn said_of_list(body: &Value) -> Vec<String> {
         let trial = &slot["rollout"]["trial"];
         let on_trial = trial["sha256"].as_str();
         out.push(slot["question"].as_str().unwrap_or("?").to_owned());
+        out.extend(said_of_holds(&slot["rollout"]));
         for version in slot["versions"].as_array().into_iter().flatten() {
             let sha = version["sha256"].as_str().unwrap_or("?");
             let state = match () {
@@ -183,6 +184,27 @@ fn said_of_list(body: &Value) -> Vec<String> {
         out.push("nothing is stored; the built-in policies answer".to_owned());
     }
     out
+}
+
+/// What holds a question beside its versions: nothing of them answers, or may be changed.
+fn said_of_holds(rollout: &Value) -> Vec<String> {
+    let hold = |word: &str, means: &str| {
+        let held = rollout.get(word).filter(|held| !held.is_null())?;
+        let text = |key: &str| tame(held[key].as_str().unwrap_or_default());
+        let reason = match text("reason") {
+            reason if reason.is_empty() => reason,
+            reason => format!(": {reason}"),
+        };
+        let when = super::usage::when(&held["at"]);
+        Some(format!("  {word} ({means}), by {} {when}{reason}", text("actor")))
+    };
+    [
+        hold("disabled", "the fallback answers"),
+        hold("pinned", "the binding may not be changed"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The keys that signed a version.
@@ -293,6 +315,26 @@ mod tests {
         assert_eq!(said_of_finding(&finding), [first]);
         finding.help = "do less".to_owned();
         assert_eq!(said_of_finding(&finding), [first, "    → do less"]);
+    }
+
+    #[test]
+    fn a_list_says_what_is_disabled_and_what_is_pinned() {
+        let hold = |reason: &str| serde_json::json!({"actor": "operator", "reason": reason, "at": 0});
+        let slot = |rollout: Value| {
+            let slot = serde_json::json!({"question": "cost", "versions": [], "rollout": rollout});
+            said_of_list(&serde_json::json!({ "policies": [slot] })).join("\n")
+        };
+        let both = slot(serde_json::json!({"disabled": hold("it traps"), "pinned": hold("")}));
+        assert!(
+            both.contains("disabled (the fallback answers), by operator"),
+            "{both}"
+        );
+        assert!(both.contains(": it traps"), "{both}");
+        assert!(
+            both.contains("pinned (the binding may not be changed), by operator"),
+            "{both}"
+        );
+        assert_eq!(slot(serde_json::json!({})), "cost");
     }
 
     #[test]

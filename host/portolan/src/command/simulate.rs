@@ -28,12 +28,12 @@ pub struct SimulateArgs {
     /// homogeneous and naive.
     #[arg(long = "policy", value_name = "NAME|FILE.wasm")]
     pub policies: Vec<String>,
-    /// `prfaas`: arrivals as a share of what the fleet serves at most.
-    #[arg(long, default_value_t = 0.8, value_parser = load)]
-    pub load: f64,
+    /// `prfaas`: arrivals as a share of what the fleet serves at most [default: 0.8].
+    #[arg(long, value_parser = load)]
+    pub load: Option<f64>,
     /// `prfaas`: whether instances change between prefill and decode.
-    #[arg(long, value_enum, default_value_t)]
-    pub roles: prfaas::Roles,
+    #[arg(long, value_enum)]
+    pub roles: Option<prfaas::Roles>,
     /// Seed of every choice; a scenario file has its own.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -42,11 +42,11 @@ pub struct SimulateArgs {
     pub trace: Option<PathBuf>,
     /// Draw times by percentile, a line for each policy, as SVG: a folder, or the beginning of the files' names with .svg at
     /// its end.
-    #[arg(long, value_name = "PATH", conflicts_with = "bench")]
+    #[arg(long, value_name = "PATH")]
     pub svg: Option<PathBuf>,
-    /// `--bench`: requests for the small fleet.
-    #[arg(long, value_name = "N", default_value_t = 200_000)]
-    pub requests: usize,
+    /// `--bench`: requests for the small fleet [default: 200000].
+    #[arg(long, value_name = "N")]
+    pub requests: Option<usize>,
     /// `--bench`: folder of the shipped components, to measure those too.
     #[arg(long, env = "PORTOLAN_PLUGINS", value_name = "DIR")]
     pub plugins: Option<PathBuf>,
@@ -60,6 +60,12 @@ pub enum Example {
     /// Three regions and a trace of chat traffic.
     MultiRegion,
 }
+
+/// `--load` when nothing is said.
+const LOAD: f64 = 0.8;
+
+/// `--requests` when nothing is said.
+const BENCH_REQUESTS: usize = 200_000;
 
 /// What every scenario is played with when nothing is named.
 const COMPARED: [&str; 4] = ["lowest-cost", "offload", "least-loaded", "round-robin"];
@@ -102,6 +108,7 @@ impl From<Failure> for Wrong {
 }
 
 fn play(args: &SimulateArgs, as_json: bool) -> Result<(), Wrong> {
+    args.refuse_unused()?;
     let workshop = Workshop::unhurried()?;
     let told = match (&args.scenario, args.example) {
         (Some(file), _) => {
@@ -113,7 +120,11 @@ fn play(args: &SimulateArgs, as_json: bool) -> Result<(), Wrong> {
         (None, Some(Example::Prfaas)) => prfaas(args, &workshop)?,
         (None, Some(Example::MultiRegion)) => multi_region(args, &workshop)?,
         (None, None) => {
-            let measured = speed::measure(args.requests, args.plugins.as_deref(), &workshop)?;
+            let measured = speed::measure(
+                args.requests.unwrap_or(BENCH_REQUESTS),
+                args.plugins.as_deref(),
+                &workshop,
+            )?;
             Told::of(&measured, speed::describe(&measured))?
         }
     };
@@ -133,6 +144,41 @@ fn play(args: &SimulateArgs, as_json: bool) -> Result<(), Wrong> {
 }
 
 impl SimulateArgs {
+    /// Refuses an option that what is played does not look at: whoever typed it takes it for heeded.
+    fn refuse_unused(&self) -> Result<(), Failure> {
+        let (what, heeded): (_, &[&str]) = match (&self.scenario, self.example) {
+            (Some(_), _) => ("--scenario", &["--policy", "--seed", "--svg"]),
+            (None, Some(Example::Prfaas)) => (
+                "--example prfaas",
+                &["--policy", "--seed", "--svg", "--load", "--roles"],
+            ),
+            (None, Some(Example::MultiRegion)) => (
+                "--example multi-region",
+                &["--policy", "--seed", "--svg", "--trace"],
+            ),
+            (None, None) => ("--bench", &["--requests"]),
+        };
+        let typed = [
+            ("--policy", !self.policies.is_empty()),
+            ("--seed", self.seed.is_some()),
+            ("--svg", self.svg.is_some()),
+            ("--load", self.load.is_some()),
+            ("--roles", self.roles.is_some()),
+            ("--trace", self.trace.is_some()),
+            ("--requests", self.requests.is_some()),
+        ];
+        let unused = typed
+            .into_iter()
+            .find(|(option, is_typed)| *is_typed && !heeded.contains(option));
+        match unused {
+            None => Ok(()),
+            Some((option, _)) => Err(Failure::new(format!(
+                "{what} does not look at {option}; it takes {}",
+                heeded.join(", ")
+            ))),
+        }
+    }
+
     fn named(&self, otherwise: &[&str]) -> Vec<String> {
         if self.policies.is_empty() {
             otherwise.iter().map(|name| (*name).to_owned()).collect()
@@ -176,8 +222,8 @@ struct Named<'a> {
 
 fn prfaas(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong> {
     let setup = prfaas::Setup {
-        load: args.load,
-        roles: args.roles,
+        load: args.load.unwrap_or(LOAD),
+        roles: args.roles.unwrap_or_default(),
         seed: args.seed.unwrap_or(1),
     };
     let policies = args.named(&["static-threshold", "offload", "homogeneous", "naive"]);
@@ -214,4 +260,46 @@ fn multi_region(args: &SimulateArgs, workshop: &Workshop) -> Result<Told, Wrong>
     let lines = regions::describe(&played);
     let charts = curves(&played.iter().map(|o| (o.policy.as_str(), &o.spread)));
     Ok(Told::of(&played, lines)?.drawn(charts))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::{Cli, Command};
+    use clap::Parser;
+
+    /// The words of a refusal; none: every option is looked at.
+    fn refused(typed: &str) -> Option<String> {
+        let cli = Cli::try_parse_from(typed.split(' ')).unwrap();
+        let Command::Simulate(args) = cli.command else {
+            unreachable!("it is simulate")
+        };
+        let refused = args.refuse_unused().err()?;
+        Some(format!("{refused:?}"))
+    }
+
+    #[test]
+    fn an_option_is_looked_at_or_refused() {
+        const OPTIONS: [(&str, &str); 7] = [
+            ("--policy", "offload"),
+            ("--seed", "7"),
+            ("--svg", "out"),
+            ("--load", "0.5"),
+            ("--roles", "fixed"),
+            ("--trace", "t.jsonl"),
+            ("--requests", "9"),
+        ];
+        for (what, heeded) in [
+            ("--scenario s.yaml", "--policy --seed --svg"),
+            ("--example prfaas", "--policy --seed --svg --load --roles"),
+            ("--example multi-region", "--policy --seed --svg --trace"),
+            ("--bench", "--requests"),
+        ] {
+            for (option, value) in OPTIONS {
+                let said = refused(&format!("portolan simulate {what} {option} {value}"));
+                let is_heeded = heeded.split(' ').any(|word| word == option);
+                assert_eq!(said.is_none(), is_heeded, "{what} {option}: {said:?}");
+                assert!(said.is_none_or(|said| said.contains(option) && said.contains(what)));
+            }
+        }
+    }
 }

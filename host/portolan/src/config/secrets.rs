@@ -1,4 +1,4 @@
-//! What is never shown: keys, and addresses that may hold one.
+//! What is never shown: keys, and what addresses hold of them.
 
 use super::tree::{element, matches, under};
 use serde_json::Value;
@@ -50,6 +50,52 @@ fn hide(value: &mut Value, place: &str) {
         }
         Value::Null => {}
         value if is_secret(place) => *value = Value::from(HIDDEN),
+        Value::String(text) => {
+            if let Some(masked) = without_credentials(text) {
+                *text = masked;
+            }
+        }
         _ => {}
+    }
+}
+
+/// An address that names credentials, wherever it stands, without them; none where the text names none:
+/// `https://key:secret@host` is `https://***@host`.
+pub fn without_credentials(text: &str) -> Option<String> {
+    let (scheme, rest) = text.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    // A password may hold an `@` that nobody escaped.
+    let (named, _) = authority.rsplit_once('@')?;
+    let host = &rest[named.len()..];
+    Some(format!("{scheme}://{HIDDEN}{host}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_in_an_address_are_hidden_wherever_it_stands() {
+        for (text, shown) in [
+            (
+                "https://key:secret@s3.example:9000/x",
+                "https://***@s3.example:9000/x",
+            ),
+            ("nats://user@host", "nats://***@host"),
+            ("http://a:p@ss@host/x@y", "http://***@host/x@y"),
+        ] {
+            let mut value = serde_json::json!({"recovery": {"endpoint": text, "list": [text]}});
+            mask(&mut value);
+            assert_eq!(value["recovery"]["endpoint"], shown);
+            assert_eq!(value["recovery"]["list"][0], shown);
+        }
+        for plain in [
+            "https://s3.example/a@b",
+            "s3://bucket/prefix",
+            "ops@example.com",
+            "plain",
+        ] {
+            assert_eq!(without_credentials(plain), None, "{plain}");
+        }
     }
 }

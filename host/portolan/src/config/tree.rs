@@ -1,7 +1,7 @@
 //! A configuration as a tree of keys: the name of each place, what stands there, and how two of them differ.
 
 use super::Config;
-use super::secrets::is_secret;
+use super::secrets::{is_secret, mask};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,16 +23,23 @@ pub struct Change {
 impl fmt::Display for Change {
     /// In one line; a secret is not shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, from, to } = self;
+        let (key, from, to) = (&self.key, shown(self.from.as_ref()), shown(self.to.as_ref()));
         match (is_secret(key), from, to) {
             (true, Some(_), Some(_)) => write!(f, "{key}: changed (not shown)"),
             (true, None, _) => write!(f, "{key}: added (not shown)"),
             (true, _, None) => write!(f, "{key}: removed"),
             (false, Some(from), Some(to)) => write!(f, "{key}: {from} → {to}"),
             (false, None, Some(to)) => write!(f, "{key}: added, {to}"),
-            (false, from, None) => write!(f, "{key}: removed, was {}", from.as_ref().unwrap_or(&Value::Null)),
+            (false, from, None) => write!(f, "{key}: removed, was {}", from.unwrap_or_default()),
         }
     }
+}
+
+/// A value as it may be shown.
+fn shown(value: Option<&Value>) -> Option<Value> {
+    let mut value = value?.clone();
+    mask(&mut value);
+    Some(value)
 }
 
 impl Config {

@@ -2,6 +2,7 @@
 
 use super::error::DrError;
 use super::target::Target;
+use crate::config::without_credentials;
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use std::time::Duration;
@@ -57,9 +58,10 @@ impl S3 {
         let region = place.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
         let usual = || format!("https://s3.{region}.amazonaws.com");
         let endpoint = place.endpoint.clone().unwrap_or_else(usual);
-        let url = endpoint
-            .parse()
-            .map_err(|e| fail(format!("{endpoint:?} is no address: {e}")))?;
+        let url = endpoint.parse().map_err(|e| {
+            let shown = without_credentials(&endpoint).unwrap_or_else(|| endpoint.clone());
+            fail(format!("{shown:?} is no address: {e}"))
+        })?;
         let bucket = Bucket::new(url, UrlStyle::Path, bucket.to_owned(), region);
         let from_environment = || {
             let var = |name| std::env::var(name).ok();

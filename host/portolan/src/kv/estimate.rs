@@ -57,6 +57,16 @@ pub enum EstimateError {
     /// Nothing to estimate.
     #[error("{0} is 0; it must be at least 1")]
     Zero(&'static str),
+    /// The size is not a number of 64 bits.
+    #[error(
+        "the KV of {batch} sequences of {tokens} tokens has more than 2^64 bytes; ask for fewer tokens or a smaller --batch"
+    )]
+    TooLarge {
+        /// Tokens of a sequence.
+        tokens: u32,
+        /// Sequences.
+        batch: u32,
+    },
 }
 
 fn known_names() -> String {
@@ -82,17 +92,24 @@ pub fn estimate(request: &Request) -> Result<Estimate, EstimateError> {
         return Err(EstimateError::Bits(bits));
     }
     let (size, published) = sequence(request)?;
-    let one = size.at(request.tokens);
+    let too_large = || EstimateError::TooLarge {
+        tokens: request.tokens.0,
+        batch: request.batch,
+    };
+    let one = size.per_token.0.checked_mul(u64::from(request.tokens.0));
+    let one = one.and_then(|grown| grown.checked_add(size.fixed.0));
+    let one = one.ok_or_else(too_large)?;
+    let bytes = one.checked_mul(u64::from(request.batch)).ok_or_else(too_large)?;
     let prefill = match request.prefill {
         Some(time) => Some((time.as_secs_f64(), "--prefill-ms".to_owned())),
         None => published.map(|seconds| (seconds, format!("published for {MEASURED_ON}"))),
     };
     let seconds = prefill.as_ref().map(|(seconds, _)| *seconds);
     Ok(Estimate {
-        bytes: one.0.saturating_mul(u64::from(request.batch)),
+        bytes,
         fixed_bytes: size.fixed.0,
         bytes_per_token: size.per_token.0,
-        gbps_for_prefill: seconds.filter(|s| *s > 0.0).map(|s| one.0 as f64 * 8.0 / s / 1e9),
+        gbps_for_prefill: seconds.filter(|s| *s > 0.0).map(|s| one as f64 * 8.0 / s / 1e9),
         prefill_s: seconds,
         prefill_source: prefill.map(|(_, source)| source),
     })
@@ -215,5 +232,7 @@ mod tests {
         assert!(said(|r| r.tokens = Tokens(0)).contains("--tokens is 0"));
         assert!(said(|r| r.batch = 0).contains("--batch is 0"));
         assert!(said(|r| r.bits = Some(5)).contains("5 bits"));
+        let most = said(|r| (r.tokens, r.batch) = (Tokens(u32::MAX), u32::MAX));
+        assert!(most.contains("more than 2^64 bytes"), "{most}");
     }
 }

@@ -171,6 +171,7 @@ async fn bodies_that_are_no_request() {
         ("NaN", format!("{{{model}\"prompt\": \"a\", \"temperature\": NaN}}").into_bytes(), None, "expected value"),
         ("infinite", format!("{{{model}\"prompt\": \"a\", \"temperature\": 1e999}}").into_bytes(), Some("temperature"), "out of range"),
         ("twice", format!("{{{model}{model}\"prompt\": \"a\"}}").into_bytes(), None, "\"model\" occurs twice"),
+        ("a label twice", format!("{{{model}\"prompt\": \"a\", \"portolan\": {{\"labels\": {{\"a\": \"1\", \"a\": \"2\"}}}}}}").into_bytes(), Some("portolan.labels"), "\"a\" occurs twice"),
         ("lone surrogate", format!("{{{model}\"prompt\": \"\\ud800\"}}").into_bytes(), Some("prompt"), "prompt cannot be used"),
         ("deep", deep.into_bytes(), Some("messages"), "recursion limit"),
         ("huge integer", format!("{{{model}\"prompt\": \"a\", \"max_tokens\": 99999999999999999999}}").into_bytes(), Some("max_tokens"), "max_tokens cannot be used"),

@@ -37,6 +37,7 @@ async fn an_order_names_one_thing_that_its_giver_may_name() {
         (ACME, json!({"tenant": "globex"}), StatusCode::FORBIDDEN),
         (ACME, json!({"model": "m"}), StatusCode::FORBIDDEN),
         (OPERATOR, json!({"model": "no-such-model"}), StatusCode::NOT_FOUND),
+        (OPERATOR, json!({"tenant": "acmee"}), StatusCode::NOT_FOUND),
         (OPERATOR, json!({}), StatusCode::BAD_REQUEST),
         (
             OPERATOR,

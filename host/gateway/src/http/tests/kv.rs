@@ -206,6 +206,26 @@ async fn blocks_are_listed_by_size_or_use_and_shown_without_tokens() {
 }
 
 #[tokio::test]
+async fn a_tenant_that_the_host_does_not_know_is_a_typing_error() {
+    let app = App::new();
+    let reply = app
+        .post_as(OPERATOR, "/v1/portolan/kv/evict", json!({"tenant": "acmee"}))
+        .await;
+    assert_eq!(reply.status, 404);
+    let error = &reply.json()["error"];
+    assert_eq!(
+        (&error["code"], &error["param"]),
+        (&json!("tenant_not_found"), &json!("tenant"))
+    );
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("is \"acme\" meant?"), "{message}");
+    let far = json!({"tenant": "somebody-else"});
+    let reply = app.post_as(OPERATOR, "/v1/portolan/kv/evict", far).await;
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("portolan tenant usage"), "{message}");
+}
+
+#[tokio::test]
 async fn what_an_operator_evicts_is_gone_everywhere() {
     let evict = async |app: &App, order: Value| -> Reply {
         app.post_as(OPERATOR, "/v1/portolan/kv/evict", order).await

@@ -78,6 +78,17 @@ impl<'a> Fields<'a> {
             .map_err(|error| self.unusable(name, &error))
     }
 
+    /// An object of texts, in which no name occurs twice.
+    pub(super) fn texts(&mut self, name: &str) -> Result<BTreeMap<String, String>, RequestError> {
+        let Some(raw) = self.raw(name) else {
+            return Ok(BTreeMap::new());
+        };
+        let values = serde_json::from_str::<UniqueFields<'a>>(raw).map_err(|e| self.unusable(name, &e))?;
+        let read = |(key, value): (String, &RawValue)| Ok((key, serde_json::from_str(value.get())?));
+        let texts: Result<_, serde_json::Error> = values.0.into_iter().map(read).collect();
+        texts.map_err(|error| self.unusable(name, &error))
+    }
+
     /// An integer within bounds.
     pub(super) fn integer(
         &mut self,

@@ -78,7 +78,7 @@ impl Hints {
         );
         let jurisdiction = inner.text("jurisdiction", TEXT_MAX_BYTES)?;
         let batch = agree("portolan.batch", inner.take::<bool>("batch")?, header.batch)?.unwrap_or(false);
-        let labels = labels(inner.take("labels")?.unwrap_or_default(), header.labels)?;
+        let labels = labels(inner.texts("labels")?, header.labels)?;
         let dependencies = dependencies(inner.take("dependencies")?.unwrap_or_default())?;
         let cache_id = inner.text("cache_id", TEXT_MAX_BYTES)?;
         let longest = LONGEST_LIFE.as_secs() as i64;
