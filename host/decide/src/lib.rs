@@ -13,6 +13,7 @@
 //! | [`ask`] | one policy call with its record and its fallback |
 //! | [`fetch`] | whether to fetch what another site holds, or to compute it |
 //! | [`residency`] | which sites are allowed |
+//! | [`deferral`] | how often and how long a policy may hold a request back |
 //! | [`offload`] | from which length on a prompt is better computed at another site |
 //! | [`order`] | from a router's scores to an order of routes |
 //! | [`plan`] | the decision itself |
@@ -31,6 +32,7 @@
 pub mod allowance;
 pub mod ask;
 pub mod breaker;
+pub mod deferral;
 pub mod fetch;
 pub mod fleet;
 pub mod foresee;
@@ -53,6 +55,7 @@ pub mod timeouts;
 
 pub use allowance::{Allowance, Bounds, OtherTenants};
 pub use breaker::{Breaker, BreakerConfig};
+pub use deferral::Deferrals;
 pub use fetch::{FetchInput, FetchPlan};
 pub use fleet::{
     Bandwidth, FleetView, InstanceIndex, InstanceView, LinkFigures, LinkView, Serving, SiteIndex, SiteView,

@@ -179,6 +179,11 @@ impl Metrics {
         if record.kv.quantised.is_some() {
             self.kv_quantised.get_or_create(&work).inc();
         }
+        self.decided(record);
+    }
+
+    /// Counts the policy calls of a request, and its fallbacks.
+    pub fn decided(&self, record: &PathRecord) {
         for call in &record.policies {
             self.policy_calls.get_or_create(&Policy::of(call)).inc();
             let question = labels::Question {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `ok:…` | answers any question, indifferently: every site, every route, no directive |
 //! | `ok-routing:…` (or another question's word) | answers that question, refused for another |
+//! | `defers:…` | answers any question like the first, but defers every request by 0 ms |
 //! | `no-copies:…` | answers any question like the first, but lets no site fetch or replicate |
 //! | `busy:…` | finds the compiler busy with other components |
 //! | `unloadable:…` | passes the check and compiles, cannot be loaded |
@@ -49,7 +50,7 @@ fn fate(component: &[u8]) -> Fate {
         return Fate::Refused;
     };
     match word {
-        "ok" | "no-copies" => Fate::Works(None),
+        "ok" | "no-copies" | "defers" => Fate::Works(None),
         "unloadable" => Fate::Unloadable,
         "busy" => Fate::Busy,
         word => match word
@@ -180,14 +181,28 @@ impl PolicyLoader for FakeLoader {
             } else {
                 Placement::Resident
             },
+            ways: if component.starts_with(b"defers") {
+                Ways::Later
+            } else {
+                Ways::AllAlike
+            },
         }))
     }
 }
 
-/// Allows everything, but for what it says of copies, and prefers nothing.
+/// Allows everything, but for what it says of copies, and prefers no route.
 struct Indifferent {
     who: PolicyDescriptor,
     copies: Placement,
+    ways: Ways,
+}
+
+/// What is said of routes.
+#[derive(Clone, Copy)]
+enum Ways {
+    AllAlike,
+    /// None yet.
+    Later,
 }
 
 impl Policy for Indifferent {
@@ -205,9 +220,10 @@ impl Policy for Indifferent {
                 Answer::Residency(vec![placement; sites])
             }
             Question::Cost { routes, .. } => Answer::Cost(vec![0; routes.len() * CostColumn::COUNT]),
-            Question::Routing { routes, .. } => {
-                Answer::Routing(RoutingDecision::Scores(vec![0; routes.len()]))
-            }
+            Question::Routing { routes, .. } => Answer::Routing(match self.ways {
+                Ways::AllAlike => RoutingDecision::Scores(vec![0; routes.len()]),
+                Ways::Later => RoutingDecision::Defer(0),
+            }),
             Question::Invalidation { .. } => Answer::Invalidation(Vec::new()),
         };
         Answered {

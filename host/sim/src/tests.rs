@@ -7,10 +7,16 @@ use crate::case_study::{H20, H200};
 use crate::*;
 use portolan_base::kv::KvSize;
 use portolan_base::{BitsPerSecond, Bytes, InstanceName, Moment, Permille, Role, SiteName, Tokens};
+use portolan_decide::deferral::MAX_DEFERRALS;
 use portolan_decide::{RequestPolicies, SiteIndex};
 use portolan_planner::PrefillProfile;
-use portolan_policy::{NameTables, QuestionKind, SiteEntry, builtin};
+use portolan_policy::{
+    Answer, Answered, Call, NameTables, Policy, PolicyDescriptor, PolicySource, QuestionKind,
+    RoutingDecision, SiteEntry, builtin,
+};
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A site whose requests state no jurisdiction.
@@ -274,6 +280,45 @@ fn what_became_of_each_request_adds_up_to_the_report() {
     let refused = rehearse(&nobody, &case_study_traffic(1.0, 2), &VirtualClock::default()).unwrap();
     let why = refused.fates[1].outcome.clone().unwrap_err();
     assert!(why.starts_with("no instance can serve"), "{why}");
+}
+
+/// A router that defers whatever comes by no time, and counts how often it is asked.
+struct Never(PolicyDescriptor, AtomicU32);
+
+impl Policy for Never {
+    fn descriptor(&self) -> &PolicyDescriptor {
+        &self.0
+    }
+
+    fn ask(&self, _: &Call<'_>) -> Answered {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Answered {
+            result: Ok(Answer::Routing(RoutingDecision::Defer(0))),
+            fuel: None,
+        }
+    }
+}
+
+#[test]
+fn a_router_that_always_defers_is_asked_as_often_as_a_gateway_asks_it() {
+    let who = PolicyDescriptor {
+        question: QuestionKind::Routing,
+        name: "never".into(),
+        version: String::new(),
+        source: PolicySource::Platform,
+    };
+    let never = Arc::new(Never(who, AtomicU32::new(0)));
+    let scenario = Scenario {
+        policies: RequestPolicies {
+            routing: Some(Arc::clone(&never) as Arc<dyn Policy>),
+            ..RequestPolicies::default()
+        },
+        ..prfaas(0, 1, 1)
+    };
+    let played = rehearse(&scenario, &case_study_traffic(1.0, 1), &VirtualClock::default()).unwrap();
+    let why = played.fates[0].outcome.clone().unwrap_err();
+    assert!(why.contains(&format!("deferred {MAX_DEFERRALS} times")), "{why}");
+    assert_eq!(never.1.load(Ordering::Relaxed), MAX_DEFERRALS + 1);
 }
 
 #[test]

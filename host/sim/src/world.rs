@@ -27,7 +27,7 @@ use crate::scenario::{Scenario, ScenarioError};
 use crate::traffic::SimRequest;
 use convert::Planning;
 use portolan_base::{BlockHash, Bytes, Clock, Moment};
-use portolan_decide::{FleetView, InstanceIndex, OffloadControl, SiteIndex};
+use portolan_decide::{Deferrals, FleetView, InstanceIndex, OffloadControl, SiteIndex};
 use portolan_kv::{Lookup, PrefixIndex};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -94,7 +94,7 @@ fn play(
 enum Event {
     Arrives {
         request: usize,
-        deferrals: u32,
+        deferrals: Deferrals,
     },
     /// A request whose site was lost is decided anew.
     Again(Ticket),
@@ -253,7 +253,7 @@ impl<'a> World<'a> {
                 at,
                 Event::Arrives {
                     request,
-                    deferrals: 0,
+                    deferrals: Deferrals::default(),
                 },
             ));
         }

@@ -5,6 +5,7 @@ mod admin;
 mod bad_input;
 mod burst;
 mod cancel;
+mod deferred;
 mod fetch;
 mod invalidate;
 mod kv;

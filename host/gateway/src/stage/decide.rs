@@ -3,19 +3,16 @@
 use super::journey::{Fault, Journey};
 use crate::error::{ErrorKind, RequestError};
 use crate::live::Home;
+use crate::rollout;
 use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, Tokens};
 use portolan_decide::{
-    DecideInput, Decision, DecisionRecord, InstanceIndex, KvSize, PrefillMode, Refusal, RequestFacts,
-    RequestPolicies, Route, decide,
+    DecideInput, Decision, DecisionRecord, Deferrals, InstanceIndex, KvSize, PrefillMode, Refusal,
+    RequestFacts, RequestPolicies, Route, decide,
 };
 use portolan_policy::NameTables;
 use portolan_ports::{Engine, Retention};
 use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
-
-/// How long a policy may hold a request altogether before it is refused. Ten seconds, the longest single deferral: a
-/// client that got no byte for longer has given up.
-const MAX_HOLD: Duration = Duration::from_secs(10);
 
 impl Journey {
     /// Asks the policies until they answer with a plan.
@@ -58,7 +55,7 @@ impl Journey {
 
     async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
         let seed = self.site.parts.random.next_u64();
-        let mut held_for = Duration::ZERO;
+        let mut deferrals = Deferrals::default();
         loop {
             match self.decide_once(held, seed)? {
                 Decision::Go(plan) => {
@@ -67,20 +64,14 @@ impl Journey {
                 }
                 Decision::Refuse(refusal) => return Err(Fault::Refused(client_error(&refusal))),
                 Decision::Defer(ms) => {
-                    let hold = Duration::from_millis(u64::from(ms.max(1)));
-                    held_for += hold;
-                    if held_for > MAX_HOLD {
-                        break;
-                    }
+                    let Some(hold) = deferrals.hold(ms, self.now()) else {
+                        return Err(Fault::Refused(held_too_long()));
+                    };
                     tokio::time::sleep(hold).await;
                     self.fleet = self.site.parts.fleet.view();
                 }
             }
         }
-        let text = "the routing policy held the request for too long; try again later";
-        Err(Fault::Refused(
-            RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred"),
-        ))
     }
 
     fn decide_once(&mut self, held: &[u32], seed: u64) -> Result<Decision, Fault> {
@@ -108,13 +99,18 @@ impl Journey {
                 instead = %fallback.to, reason = %fallback.reason, "a policy gave no usable answer"
             );
         }
+        if !self.record.policies.is_empty() {
+            // The record keeps the last round; what the one before it cost counts all the same.
+            self.site.metrics.decided(&self.record);
+            rollout::count_calls(&self.site, Some(&self.record.tenant), &self.record.policies);
+        }
         self.record.request = record.request;
         self.record.candidates = record.candidates;
         self.record.left_out = record.left_out;
         self.record.placements = record.placements;
         self.record.verdicts = record.verdicts;
-        self.record.policies.extend(record.policies);
-        self.record.fallbacks.extend(record.fallbacks);
+        self.record.policies = record.policies;
+        self.record.fallbacks = record.fallbacks;
     }
 
     fn facts(&self, seed: u64) -> Result<RequestFacts, Fault> {
@@ -211,6 +207,11 @@ fn position(names: &[String], name: &str) -> u32 {
         .position(|n| n == name)
         .and_then(|i| u32::try_from(i).ok())
         .unwrap_or(0)
+}
+
+fn held_too_long() -> RequestError {
+    let text = "the routing policy held the request for too long; try again later";
+    RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred")
 }
 
 fn client_error(refusal: &Refusal) -> RequestError {

@@ -7,17 +7,15 @@ use crate::scenario::Queueing;
 use crate::traffic::Draws;
 use portolan_base::{BlockHash, Bytes, Moment, RequestId, Tokens};
 use portolan_decide::{
-    DecideInput, Decision, DecisionRecord, PrefillMode, RequestFacts, RequestKind, Route, SiteIndex, decide,
+    DecideInput, Decision, DecisionRecord, Deferrals, PrefillMode, RequestFacts, RequestKind, Route,
+    SiteIndex, decide,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A request deferred this often is refused: a policy that always defers must not keep the simulation from ending.
-const MAX_DEFERRALS: u32 = 16;
-
 impl World<'_> {
-    pub(super) fn arrive(&mut self, request: usize, deferrals: u32) {
-        if deferrals > 0 {
+    pub(super) fn arrive(&mut self, request: usize, deferrals: Deferrals) {
+        if deferrals.times() > 0 {
             self.tally.deferred -= 1;
         }
         match self.origin(request) {
@@ -35,13 +33,13 @@ impl World<'_> {
         match self.origin(flight.request) {
             Some(origin) => {
                 let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-                self.decide(flight.request, origin, 0, micros);
+                self.decide(flight.request, origin, Deferrals::default(), micros);
             }
             None => self.refuse(flight.request, "its site was lost".to_owned()),
         }
     }
 
-    fn decide(&mut self, request: usize, origin: (SiteIndex, u32), deferrals: u32, waited_us: u64) {
+    fn decide(&mut self, request: usize, origin: (SiteIndex, u32), mut deferrals: Deferrals, waited_us: u64) {
         let facts = self.facts(request, origin);
         self.find_held(request);
         let most = self.held.iter().copied().max().unwrap_or(0);
@@ -71,14 +69,16 @@ impl World<'_> {
                 let cached = self.held[route.prefill.0 as usize];
                 self.depart(request, route, served, facts.prompt_tokens - cached);
             }
-            Decision::Defer(ms) if deferrals < MAX_DEFERRALS => {
-                // At least a millisecond, so that time passes.
-                let again = self.now() + Duration::from_millis(u64::from(ms.max(1)));
-                self.tally.deferred += 1;
-                let deferrals = deferrals + 1;
-                self.at(again, Event::Arrives { request, deferrals });
-            }
-            Decision::Defer(_) => self.refuse(request, format!("deferred more than {MAX_DEFERRALS} times")),
+            Decision::Defer(ms) => match deferrals.hold(ms, self.now()) {
+                Some(hold) => {
+                    self.tally.deferred += 1;
+                    self.at(self.now() + hold, Event::Arrives { request, deferrals });
+                }
+                None => self.refuse(
+                    request,
+                    format!("held for too long, deferred {} times", deferrals.times()),
+                ),
+            },
             Decision::Refuse(refusal) => self.refuse(request, refusal.to_string()),
         }
     }
