@@ -74,6 +74,15 @@ impl RequestError {
         }
     }
 
+    /// The tenant has as many requests here as it may; it may try again after a second, about the time of one answer.
+    pub fn tenant_limit() -> Self {
+        let text = "this tenant has too many requests in flight; wait for some to end";
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..Self::new(ErrorKind::RateLimited, text).with_code("tenant_limit")
+        }
+    }
+
     /// Adds a stable code.
     #[must_use]
     pub fn with_code(mut self, code: &'static str) -> Self {

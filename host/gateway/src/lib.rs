@@ -27,6 +27,7 @@ mod replicate;
 mod rollout;
 pub mod site;
 pub mod stage;
+mod turns;
 
 pub use accepted::{Accepted, Original};
 pub use answer::{Answer, AnswerEvent, Usage};

@@ -20,6 +20,7 @@ use crate::replicate::Replication;
 use crate::rollout;
 use crate::stage;
 use crate::stage::accept::Warm;
+use crate::turns::Turns;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use portolan_base::kv::KvLayout;
@@ -84,7 +85,8 @@ const TOKENISING: usize = 2;
 pub struct Limits {
     /// Requests in flight before new ones are told to come back: bounds memory, not throughput.
     pub in_flight: usize,
-    /// Requests in flight of one tenant before its own are told to come back: half, so that no tenant can fill a site.
+    /// Requests in flight of one tenant before its own are told to come back: half, so that no tenant can fill a site. As
+    /// many more may be read and understood at the same time.
     pub tenant_in_flight: usize,
     /// Longest request body in bytes. 2 MiB hold a prompt of 128k tokens, as text (0.5 MB) or as ids (0.9 MB), twice
     /// over.
@@ -216,8 +218,10 @@ pub struct Site {
     pub tenants: Arc<TenantsInFlight>,
     /// Policy calls under way by tenant.
     pub at_desk: Arc<TenantsInFlight>,
-    /// Long prompts that are cut into tokens at once; further ones wait.
-    pub tokenising: Arc<tokio::sync::Semaphore>,
+    /// Requests by tenant that are read and understood, before they are admitted.
+    pub reading: Arc<TenantsInFlight>,
+    /// Long prompts that are cut into tokens at once; further ones wait for their tenant's turn.
+    pub tokenising: Arc<Turns>,
     /// Requests in flight.
     pub permits: Arc<tokio::sync::Semaphore>,
     /// What it orders by itself.
@@ -290,7 +294,8 @@ impl Site {
             metrics: Metrics::new(),
             tenants: TenantsInFlight::new(limits.tenant_in_flight),
             at_desk: TenantsInFlight::new(AT_DESK),
-            tokenising: Arc::new(tokio::sync::Semaphore::new(TOKENISING)),
+            reading: TenantsInFlight::new(limits.tenant_in_flight),
+            tokenising: Turns::new(TOKENISING),
             permits: Arc::new(tokio::sync::Semaphore::new(limits.in_flight)),
             shadow_permits: Arc::new(tokio::sync::Semaphore::new(rollout::SHADOWS_AT_ONCE)),
         })

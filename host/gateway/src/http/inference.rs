@@ -5,6 +5,7 @@ use super::tag::{self, Tag};
 use super::wire::Head;
 use super::{auth, body, events, passed, sse, whole};
 use crate::error::{ErrorKind, RequestError};
+use crate::in_flight::TenantPass;
 use crate::site::Site;
 use crate::stage::accept::{Call, Delivery, Endpoint, LONG_BODY_BYTES, Order, accept};
 use axum::Extension;
@@ -12,6 +13,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use portolan_ports::Principal;
 use std::sync::Arc;
 
 pub(super) async fn completions(
@@ -50,41 +52,61 @@ async fn infer(
     Ok(response)
 }
 
-/// Reads a request with a prompt of whoever has a key.
+/// A call that was read, and the tenant's leave to have one more of them here until it is understood.
+pub(super) struct ReadCall {
+    pub(super) call: Call,
+    pass: Option<TenantPass>,
+}
+
+/// Reads a request with a prompt of whoever has a key. A tenant that has too many of them here is told so before more is
+/// read.
 pub(super) async fn read_call(
     endpoint: Endpoint,
     site: &Site,
     tag: Tag,
     (headers, body): (HeaderMap, Body),
-) -> Result<Call, RequestError> {
+) -> Result<ReadCall, RequestError> {
     let at = site.parts.clock.now();
     let principal = auth::principal(site, &headers)?;
     body::expect_json(&headers)?;
+    let pass = match &principal {
+        Principal::Tenant(tenant) => Some(
+            site.reading
+                .enter(tenant)
+                .ok_or_else(RequestError::tenant_limit)?,
+        ),
+        Principal::Operator => None,
+    };
     let body = body::read(body, site.parts.limits.body_bytes).await?;
-    Ok(Call {
+    let call = Call {
         endpoint,
         principal,
         headers,
         body,
         id: tag.0,
         at,
-    })
+    };
+    Ok(ReadCall { call, pass })
 }
 
 /// Accepts a call, a long one where it holds up nobody's stream.
 pub(super) async fn off_the_serving_threads<T: Send + 'static>(
     site: &Arc<Site>,
-    call: Call,
+    ReadCall { call, pass }: ReadCall,
     accept: fn(&Site, &Call) -> Result<T, RequestError>,
 ) -> Result<T, RequestError> {
     if call.body.len() <= LONG_BODY_BYTES {
         return accept(site, &call);
     }
+    let whose = match &call.principal {
+        Principal::Tenant(tenant) => Some(tenant.clone()),
+        Principal::Operator => None,
+    };
     // A client that leaves while it waits here costs nothing more.
-    let turn = Arc::clone(&site.tokenising).acquire_owned().await;
+    let turn = site.tokenising.take(whose).await;
     let site = Arc::clone(site);
     let work = move || {
-        let _turn = turn;
+        let _held = (turn, pass);
         accept(&site, &call)
     };
     tokio::task::spawn_blocking(work).await.map_err(|error| {

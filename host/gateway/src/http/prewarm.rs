@@ -1,11 +1,11 @@
 //! `/v1/portolan/prewarm`: computes a prompt ahead of its request. A tenant's.
 
-use super::inference::read_call;
+use super::inference::{ReadCall, off_the_serving_threads, read_call};
 use super::tag::{self, Tag};
 use crate::error::RequestError;
 use crate::prewarmed::{LONGEST_LIFE, Prewarmed, USUAL_LIFE};
 use crate::site::Site;
-use crate::stage::accept::{Call, Endpoint, WarmOrder, accept_prewarm};
+use crate::stage::accept::{Endpoint, WarmOrder, accept_prewarm};
 use crate::stage::prewarm::prewarm as compute;
 use axum::body::Body;
 use axum::extract::State;
@@ -45,12 +45,12 @@ pub(super) async fn prewarm(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, RequestError> {
-    let mut call = read_call(Endpoint::Completion, &site, tag, (headers, body)).await?;
+    let mut read = read_call(Endpoint::Completion, &site, tag, (headers, body)).await?;
     // What is no JSON is told by accept, in its words.
-    if let Ok(Kind { messages: Some(_) }) = serde_json::from_slice(&call.body) {
-        call.endpoint = Endpoint::Chat;
+    if let Ok(Kind { messages: Some(_) }) = serde_json::from_slice(&read.call.body) {
+        read.call.endpoint = Endpoint::Chat;
     }
-    let order = accept(&site, call).await?;
+    let order = accept(&site, read).await?;
     let id = order.request.id.clone();
     let mut response = match warm(&site, order).await {
         Ok(body) => Json(body).into_response(),
@@ -60,8 +60,8 @@ pub(super) async fn prewarm(
     Ok(response)
 }
 
-async fn accept(site: &Arc<Site>, call: Call) -> Result<WarmOrder, RequestError> {
-    super::inference::off_the_serving_threads(site, call, accept_prewarm).await
+async fn accept(site: &Arc<Site>, read: ReadCall) -> Result<WarmOrder, RequestError> {
+    off_the_serving_threads(site, read, accept_prewarm).await
 }
 
 async fn warm(site: &Arc<Site>, order: WarmOrder) -> Result<WarmBody, RequestError> {

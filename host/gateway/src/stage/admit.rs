@@ -34,14 +34,10 @@ pub(super) fn admit(
         let text = "too many requests are in flight at this site; try again";
         RequestError::unavailable(text, RETRY_AFTER).with_code("overloaded")
     })?;
-    let tenant_pass = site.tenants.enter(&request.tenant.name).ok_or_else(|| {
-        let text = "this tenant has too many requests in flight; wait for some to end";
-        let error = RequestError::new(ErrorKind::RateLimited, text).with_code("tenant_limit");
-        RequestError {
-            retry_after: Some(RETRY_AFTER),
-            ..error
-        }
-    })?;
+    let tenant_pass = site
+        .tenants
+        .enter(&request.tenant.name)
+        .ok_or_else(RequestError::tenant_limit)?;
     let Some(model) = site.parts.models.get(&request.model) else {
         let text = format!("the model {} is not served here", request.model);
         return Err(RequestError::new(ErrorKind::NotFound, text).with_code("model_not_found"));

@@ -1,7 +1,12 @@
 //! Answers in one piece, field by field.
 
-use super::support::{ACME, App, OPERATOR, Reply, merged};
+use super::support::{ACME, App, GLOBEX, OPERATOR, Reply, merged};
+use crate::site::Limits;
+use portolan_base::TenantName;
+use portolan_ports::FakeText;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
 
 fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
@@ -211,6 +216,54 @@ async fn a_long_body_is_accepted_off_the_serving_threads() {
         .await
         .json();
     assert_eq!(body["choices"][0]["text"], "hel");
+}
+
+#[tokio::test]
+async fn long_bodies_of_one_tenant_wait_for_each_other_and_keep_no_other_tenant_waiting() {
+    let app = Arc::new(App::new());
+    let long = || completion(json!({"metadata": {"padding": "x".repeat(64 << 10)}}));
+    let acme = TenantName::new("acme").unwrap();
+    let turn = app.site.tokenising.take(Some(acme)).await;
+    let waiting: Vec<_> = (0..4)
+        .map(|_| {
+            let (app, body) = (Arc::clone(&app), long());
+            tokio::spawn(async move { app.complete(body).await.status })
+        })
+        .collect();
+    let soon = Duration::from_secs(20);
+    let other = tokio::time::timeout(soon, app.post_as(GLOBEX, "/v1/completions", long())).await;
+    assert_eq!(other.expect("another tenant's turn comes").status, 200);
+    assert!(
+        waiting.iter().all(|request| !request.is_finished()),
+        "its own wait"
+    );
+    drop(turn);
+    for request in waiting {
+        assert_eq!(tokio::time::timeout(soon, request).await.unwrap().unwrap(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_has_no_more_requests_read_at_once_than_it_may_have_in_flight() {
+    let limits = Limits {
+        tenant_in_flight: 1,
+        ..Limits::default()
+    };
+    let app = App::with(FakeText::new(), limits);
+    let acme = TenantName::new("acme").unwrap();
+    let reading = app.site.reading.enter(&acme).unwrap();
+    let refused = app.complete(completion(json!({}))).await;
+    assert_eq!(
+        (refused.status.as_u16(), refused.header("retry-after")),
+        (429, "1")
+    );
+    assert_eq!(refused.json()["error"]["code"], "tenant_limit");
+    let other = app
+        .post_as(GLOBEX, "/v1/completions", completion(json!({})))
+        .await;
+    assert_eq!(other.status, 200);
+    drop(reading);
+    assert_eq!(app.complete(completion(json!({}))).await.status, 200);
 }
 
 #[tokio::test]
