@@ -1,18 +1,21 @@
 //! Prompts that were computed ahead of time, by the id their tenant was given. Later requests begin with one of them by
 //! naming it.
 
+mod kept;
+
 use crate::error::{ErrorKind, RequestError};
+use kept::Kept;
 use parking_lot::Mutex;
 use portolan_base::{ModelName, Moment, Scope, TenantName};
 use portolan_ports::{Applied, Invalidated};
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most bytes of prompts a tenant may have here at a time: sixteen prompts of 128k tokens.
 const TENANT_BYTES: usize = 8 << 20;
 
-/// Most prompts a tenant may have here at a time: the prompts of its applications, each for some users. Each takes some
-/// hundred bytes beside its own, and is looked at whenever one is kept.
+/// Most prompts a tenant may have here at a time, however small: each takes some 500 bytes beside its own, so that all of
+/// them take a sixteenth of the tenant's room.
 const TENANT_PROMPTS: usize = 1024;
 
 /// Most bytes of all tenants.
@@ -39,9 +42,9 @@ pub struct Prewarmed<T> {
     pub until: Moment,
 }
 
-/// Prompts by id.
+/// Prompts by id. Every look-up takes the lock: nothing is done under it that grows with what others keep.
 #[derive(Debug)]
-pub struct PrewarmedPrompts<T>(Mutex<HashMap<String, Prewarmed<T>>>);
+pub struct PrewarmedPrompts<T>(Mutex<Kept<T>>);
 
 impl<T> Default for PrewarmedPrompts<T> {
     fn default() -> Self {
@@ -50,8 +53,9 @@ impl<T> Default for PrewarmedPrompts<T> {
 }
 
 impl<T: Clone> PrewarmedPrompts<T> {
-    /// Keeps a prompt under `id`. Where the tenant has too many, those that end first make room; one that is larger than
-    /// all of a tenant's room is refused.
+    /// Keeps a prompt under `id`. Where the tenant has too many, those of its own that end first make room; where the site
+    /// has, those of the tenant that has most. One that is larger than all of a tenant's room is refused, and one that
+    /// would make its tenant the one that has most.
     pub fn keep(&self, id: String, prompt: Prewarmed<T>, now: Moment) -> Result<(), RequestError> {
         if prompt.bytes > TENANT_BYTES {
             let text = format!(
@@ -61,22 +65,23 @@ impl<T: Clone> PrewarmedPrompts<T> {
             return Err(RequestError::new(ErrorKind::TooLarge, text));
         }
         let mut kept = self.0.lock();
-        kept.retain(|_, prompt| prompt.until > now);
-        let of_tenant = |p: &Prewarmed<T>| p.tenant == prompt.tenant;
-        let is_too_much = |kept: &HashMap<String, Prewarmed<T>>| {
-            let count = kept.values().filter(|p| of_tenant(p)).count();
-            count >= TENANT_PROMPTS || bytes(kept, of_tenant) + prompt.bytes > TENANT_BYTES
-        };
-        while is_too_much(&kept) {
-            if !forget_next(&mut kept, of_tenant) {
+        kept.forget_until(now);
+        let (tenant, more) = (&prompt.tenant, prompt.bytes);
+        while kept.count_of(tenant) >= TENANT_PROMPTS || kept.bytes_of(tenant) + more > TENANT_BYTES {
+            if !kept.forget_first_of(tenant) {
                 break;
             }
         }
-        if bytes(&kept, |_| true) + prompt.bytes > SITE_BYTES {
-            let text = "this site keeps as many prompts as it can; try again, or send the whole prompt";
-            return Err(RequestError::unavailable(text, Duration::from_secs(1)));
+        while kept.bytes() + more > SITE_BYTES {
+            let own = kept.bytes_of(tenant) + more;
+            let most = kept.largest().filter(|(bytes, _)| *bytes > own);
+            let gives_way = most.map_or(tenant, |(_, other)| other).clone();
+            if !kept.forget_first_of(&gives_way) {
+                let text = "this site keeps as many prompts as it can; try again, or send the whole prompt";
+                return Err(RequestError::unavailable(text, Duration::from_secs(1)));
+            }
         }
-        kept.insert(id, prompt);
+        kept.insert(id.into(), prompt);
         Ok(())
     }
 
@@ -88,8 +93,8 @@ impl<T: Clone> PrewarmedPrompts<T> {
         model: &ModelName,
         now: Moment,
     ) -> Result<T, RequestError> {
-        let kept = self.0.lock();
-        let found = kept.get(id).filter(|p| p.tenant == *tenant && p.until > now);
+        let found = self.0.lock().get(id).map(Arc::clone);
+        let found = found.filter(|prompt| prompt.tenant == *tenant && prompt.until > now);
         let unknown = || {
             let text = "portolan.cache_id names no prompt of yours, or one whose time is over; send the whole prompt";
             RequestError {
@@ -109,20 +114,16 @@ impl<T: Clone> PrewarmedPrompts<T> {
     }
 }
 
-fn bytes<T>(kept: &HashMap<String, Prewarmed<T>>, whose: impl Fn(&Prewarmed<T>) -> bool) -> usize {
-    kept.values().filter(|p| whose(p)).map(|p| p.bytes).sum()
-}
-
-impl<T: Send> Applied for PrewarmedPrompts<T> {
+impl<T: Send + Sync> Applied for PrewarmedPrompts<T> {
     /// A prompt is found by its id, its KV by its tokens: an id goes with its tenant and with its model's version. Where
     /// only some of its KV went, the prompt is as good as before, and is computed.
     fn applied(&self, what: &Invalidated) {
         let mut kept = self.0.lock();
         match what {
-            Invalidated::Model { model } => kept.retain(|_, prompt| prompt.model != *model),
+            Invalidated::Model { model } => kept.forget_where(|prompt| prompt.model == *model),
             Invalidated::Tenant {
                 scope: Scope::Tenant(tenant),
-            } => kept.retain(|_, prompt| prompt.tenant != *tenant),
+            } => while kept.forget_first_of(tenant) {},
             Invalidated::Tenant { scope: Scope::Public }
             | Invalidated::Dependency { .. }
             | Invalidated::Prefix { .. } => {}
@@ -130,127 +131,5 @@ impl<T: Send> Applied for PrewarmedPrompts<T> {
     }
 }
 
-/// Forgets the one that ends first; false when there is none.
-fn forget_next<T>(kept: &mut HashMap<String, Prewarmed<T>>, whose: impl Fn(&Prewarmed<T>) -> bool) -> bool {
-    let mut candidates: Vec<_> = kept.iter().filter(|(_, p)| whose(p)).collect();
-    candidates.sort_unstable_by_key(|(id, p)| (p.until, (*id).clone()));
-    let Some(id) = candidates.first().map(|(id, _)| (*id).clone()) else {
-        return false;
-    };
-    kept.remove(&id).is_some()
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NOW: Moment = Moment(1_000_000);
-
-    fn prompt(tenant: &str, bytes: usize, seconds: u64) -> Prewarmed<usize> {
-        Prewarmed {
-            tenant: TenantName::new(tenant).unwrap(),
-            model: ModelName::new("m").unwrap(),
-            content: bytes,
-            bytes,
-            until: NOW + Duration::from_secs(seconds),
-        }
-    }
-
-    fn known(prompts: &PrewarmedPrompts<usize>, id: &str, tenant: &str, now: Moment) -> bool {
-        let (tenant, model) = (TenantName::new(tenant).unwrap(), ModelName::new("m").unwrap());
-        prompts.of(id, &tenant, &model, now).is_ok()
-    }
-
-    #[test]
-    fn is_its_tenants_for_its_time_and_its_models() {
-        let prompts = PrewarmedPrompts::default();
-        prompts.keep("a".into(), prompt("acme", 5, 10), NOW).unwrap();
-        assert!(known(&prompts, "a", "acme", NOW));
-        assert!(!known(&prompts, "a", "globex", NOW));
-        assert!(!known(&prompts, "a", "acme", NOW + Duration::from_secs(10)));
-        let other = ModelName::new("n").unwrap();
-        let refused = prompts
-            .of("a", &TenantName::new("acme").unwrap(), &other, NOW)
-            .unwrap_err();
-        assert!(
-            refused.message.contains("of the model m, not of n"),
-            "{refused:?}"
-        );
-    }
-
-    #[test]
-    fn goes_with_its_tenant_and_with_its_models_version() {
-        let prompts = PrewarmedPrompts::default();
-        let keep = |id: &str, tenant| prompts.keep(id.into(), prompt(tenant, 5, 10), NOW).unwrap();
-        keep("a", "acme");
-        keep("g", "globex");
-        let tenant = TenantName::new("acme").unwrap();
-        prompts.applied(&Invalidated::Tenant {
-            scope: Scope::Tenant(tenant),
-        });
-        assert!(!known(&prompts, "a", "acme", NOW) && known(&prompts, "g", "globex", NOW));
-        let model = |name| Invalidated::Model {
-            model: ModelName::new(name).unwrap(),
-        };
-        prompts.applied(&model("n"));
-        assert!(known(&prompts, "g", "globex", NOW));
-        prompts.applied(&model("m"));
-        assert!(!known(&prompts, "g", "globex", NOW));
-    }
-
-    #[test]
-    fn a_tenant_pushes_out_its_own_only_those_that_end_first() {
-        let prompts = PrewarmedPrompts::default();
-        let half = TENANT_BYTES / 2;
-        prompts
-            .keep("other".into(), prompt("globex", half, 1), NOW)
-            .unwrap();
-        prompts
-            .keep("long".into(), prompt("acme", half, 90), NOW)
-            .unwrap();
-        prompts
-            .keep("short".into(), prompt("acme", half, 10), NOW)
-            .unwrap();
-        prompts.keep("new".into(), prompt("acme", half, 50), NOW).unwrap();
-        let left = ["other", "long", "short", "new"]
-            .map(|id| known(&prompts, id, if id == "other" { "globex" } else { "acme" }, NOW));
-        assert_eq!(left, [true, true, false, true]);
-        assert!(
-            prompts
-                .keep("huge".into(), prompt("acme", TENANT_BYTES + 1, 9), NOW)
-                .is_err()
-        );
-        assert!(
-            known(&prompts, "long", "acme", NOW),
-            "what is refused pushes nothing out"
-        );
-    }
-
-    #[test]
-    fn a_tenant_has_so_many_ids_and_no_more_however_short_its_prompts() {
-        let prompts = PrewarmedPrompts::default();
-        prompts.keep("other".into(), prompt("globex", 1, 1), NOW).unwrap();
-        for n in 0..=TENANT_PROMPTS {
-            // The first ends first.
-            let life = 10 + n as u64;
-            prompts.keep(n.to_string(), prompt("acme", 1, life), NOW).unwrap();
-        }
-        assert_eq!(prompts.0.lock().len(), TENANT_PROMPTS + 1);
-        assert!(!known(&prompts, "0", "acme", NOW) && known(&prompts, "1", "acme", NOW));
-        assert!(known(&prompts, "other", "globex", NOW));
-    }
-
-    #[test]
-    fn a_full_site_refuses_and_recovers() {
-        let prompts = PrewarmedPrompts::default();
-        for n in 0..SITE_BYTES / TENANT_BYTES {
-            prompts
-                .keep(format!("{n}"), prompt(&format!("t{n}"), TENANT_BYTES, 10), NOW)
-                .unwrap();
-        }
-        let one_more = || prompts.keep("x".into(), prompt("late", 1, 10), NOW);
-        assert_eq!(one_more().unwrap_err().kind, ErrorKind::Unavailable);
-        let later = NOW + Duration::from_secs(10);
-        prompts.keep("x".into(), prompt("late", 1, 99), later).unwrap();
-    }
-}
+mod tests;
