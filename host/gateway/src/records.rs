@@ -110,7 +110,18 @@ impl RecordLog {
         Some(Arc::clone(record))
     }
 
-    /// The newest records, newest first.
+    /// The newest records of a tenant, newest first.
+    pub fn newest_of(&self, tenant: &TenantName, limit: usize) -> Vec<Arc<PathRecord>> {
+        let inner = self.inner.lock();
+        let Some(of) = inner.tenants.get(tenant) else {
+            return Vec::new();
+        };
+        let latest = of.order.iter().rev().take(limit);
+        let latest = latest.filter_map(|id| of.by_id.get(id));
+        latest.map(|(_, record)| Arc::clone(record)).collect()
+    }
+
+    /// The newest records of all tenants, newest first. Looks at `limit` of each: for the operator.
     pub fn newest(&self, limit: usize) -> Vec<Arc<PathRecord>> {
         let inner = self.inner.lock();
         let of_each = inner.tenants.values().flat_map(|of| {

@@ -3,7 +3,6 @@
 use crate::error::{ErrorKind, RequestError};
 use crate::site::Site;
 use axum::http::{HeaderMap, header};
-use portolan_base::TenantName;
 use portolan_ports::{KeyRecord, Principal};
 
 /// Whom the key in the `Authorization` header lets in.
@@ -32,14 +31,6 @@ pub(super) fn operator(site: &Site, headers: &HeaderMap) -> Result<KeyRecord, Re
 
 pub(super) fn operator_only() -> RequestError {
     RequestError::new(ErrorKind::Forbidden, "only the platform's operator may do this")
-}
-
-/// Whether `principal` may see what belongs to `tenant`.
-pub(super) fn may_see(principal: &Principal, tenant: &TenantName) -> bool {
-    match principal {
-        Principal::Operator => true,
-        Principal::Tenant(own) => own == tenant,
-    }
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 use portolan_base::{Moment, RequestId};
 use portolan_decide::record::SiteVerdict;
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
@@ -97,16 +98,20 @@ pub(super) async fn requests(
     State(site): State<Arc<Site>>,
     query: Result<Query<ListQuery>, QueryRejection>,
     headers: HeaderMap,
-) -> Result<Json<List<Arc<PathRecord>>>, RequestError> {
+) -> Result<Response, RequestError> {
     let principal = auth::principal(&site, &headers)?;
     let limit = errors::query(query)?.limit();
-    let newest = site.records.newest(usize::MAX).into_iter();
-    Ok(Json(List::of(
-        newest
-            .filter(|record| auth::may_see(&principal, &record.tenant))
-            .take(limit)
-            .collect(),
-    )))
+    // A record with all its candidates takes some tens of kilobytes: written off the serving threads.
+    let written = move || {
+        let newest = match &principal {
+            Principal::Operator => site.records.newest(limit),
+            Principal::Tenant(tenant) => site.records.newest_of(tenant, limit),
+        };
+        Json(List::of(newest)).into_response()
+    };
+    tokio::task::spawn_blocking(written).await.map_err(|error| {
+        RequestError::new(ErrorKind::Internal, "the records could not be written").with_detail(error)
+    })
 }
 
 /// Which lines of the audit log are wanted.

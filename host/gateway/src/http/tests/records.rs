@@ -2,6 +2,7 @@
 
 use super::support::{ACME, App, GLOBEX, OPERATOR};
 use crate::site::Limits;
+use portolan_base::TenantName;
 use portolan_ports::FakeText;
 use serde_json::json;
 
@@ -110,6 +111,13 @@ async fn the_newest_come_first_and_no_more_than_asked_for() {
         .map(|r| r["request_id"].as_str().unwrap())
         .collect();
     assert_eq!(ids, ["c", "b"]);
+    // A tenant's list looks at its own records alone.
+    let acme = TenantName::new("acme").unwrap();
+    let own = app.site.records.newest_of(&acme, 2);
+    let own: Vec<_> = own.iter().map(|record| record.request_id.as_str()).collect();
+    assert_eq!(own, ids);
+    let nobody = TenantName::new("nobody").unwrap();
+    assert!(app.site.records.newest_of(&nobody, 2).is_empty());
 }
 
 #[tokio::test]
