@@ -33,12 +33,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use times::Times;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 
 /// What sites said lately, kept for orders whose acknowledgement is slower than the sites: a second at a thousand
 /// orders a second.
 const SAID_MAX: usize = 1024;
+
+/// Questions that are out at once: each makes every site go through its index, and is out for a second where one does not
+/// answer. One more waits.
+const REHEARSALS_AT_ONCE: usize = 16;
 
 /// Orders that end requests, kept for a request that is slow to look.
 const ABORTS_KEPT: usize = 64;
@@ -78,6 +82,7 @@ pub struct SiteInvalidation {
     aborts: broadcast::Sender<Arc<Invalidation>>,
     times: Times,
     also: OnceLock<Arc<dyn Applied>>,
+    rehearsals: Semaphore,
 }
 
 struct State {
@@ -122,6 +127,7 @@ impl SiteInvalidation {
             aborts: broadcast::channel(ABORTS_KEPT).0,
             times: Times::default(),
             also: OnceLock::new(),
+            rehearsals: Semaphore::new(REHEARSALS_AT_ONCE),
             parts,
         })
     }

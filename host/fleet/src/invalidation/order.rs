@@ -17,6 +17,34 @@ const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(10);
 /// How long sites have to say what an order would do: going through an index takes milliseconds.
 const EFFECTS_WITHIN: Duration = Duration::from_secs(1);
 
+/// A question that is out. Its answers are kept for as long as somebody waits for them, and no longer: whoever asked may
+/// leave at any moment.
+struct Asked<'a> {
+    of: &'a SiteInvalidation,
+    number: u64,
+}
+
+impl<'a> Asked<'a> {
+    fn new(of: &'a SiteInvalidation) -> Self {
+        let number = of.parts.random.next_u64();
+        of.state.lock().effects.insert(number, Vec::new());
+        Self { of, number }
+    }
+
+    /// What came by now.
+    fn answers(&self) -> Vec<SiteEffect> {
+        let mut state = self.of.state.lock();
+        let answers = state.effects.get_mut(&self.number);
+        answers.map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.of.state.lock().effects.remove(&self.number);
+    }
+}
+
 impl SiteInvalidation {
     /// Appends an order to the control stream and waits for what `patience` says.
     pub(super) async fn give(&self, order: Order, patience: Patience) -> Result<Given, ControlError> {
@@ -99,11 +127,14 @@ impl SiteInvalidation {
             .collect();
     }
 
-    /// Asks every site what an order would do there.
+    /// Asks every site what an order would do there. Whoever asks beside too many others waits for its turn.
     pub(super) async fn ask_effects(&self, what: &Invalidated) -> Vec<SiteEffect> {
-        let number = self.parts.random.next_u64();
+        let Ok(_turn) = self.rehearsals.acquire().await else {
+            return Vec::new();
+        };
+        let asked = Asked::new(self);
+        let number = asked.number;
         let mut changed = self.changed.subscribe();
-        self.state.lock().effects.insert(number, Vec::new());
         self.parts.bus.publish(BusMessage::EffectWanted(EffectQuestion {
             by: self.parts.site.clone(),
             number,
@@ -124,7 +155,7 @@ impl SiteInvalidation {
         };
         // What came until then is told.
         drop(timeout(EFFECTS_WITHIN, all_answered).await);
-        let mut effects = self.state.lock().effects.remove(&number).unwrap_or_default();
+        let mut effects = asked.answers();
         effects.sort_by(|a, b| a.site.cmp(&b.site));
         effects
     }

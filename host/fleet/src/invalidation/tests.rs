@@ -5,6 +5,7 @@ mod pace;
 use super::*;
 use crate::EmbeddedBus;
 use crate::control::EmbeddedControl;
+use futures_util::FutureExt;
 use portolan_base::{BlockHash, Bytes, Dependency, Provenance, Scope, TenantName};
 use portolan_kv::tier::HostTier;
 use portolan_kv::{BlockKv, PoolBlock, PoolConfig};
@@ -165,6 +166,27 @@ async fn give(at: &Lives, what: Invalidated) -> Given {
         .invalidate(order(what), Patience::Everywhere)
         .await
         .unwrap()
+}
+
+#[tokio::test]
+async fn whoever_leaves_while_it_asks_leaves_nothing_behind_and_only_some_ask_at_once() {
+    let (world, stream) = (World::new(), MemoryControl::new());
+    let stream: Arc<dyn ControlStream> = Arc::new(stream);
+    let paris = world.start("paris", &stream);
+    let what = changed("b");
+    let out = || paris.agent.state.lock().effects.len();
+    // Nobody answers before this test lets go of its thread.
+    let asking: Vec<_> = (0..REHEARSALS_AT_ONCE + 5)
+        .map(|_| {
+            let mut asking = Box::pin(paris.agent.rehearse(&what));
+            assert!(asking.as_mut().now_or_never().is_none());
+            asking
+        })
+        .collect();
+    assert_eq!(out(), REHEARSALS_AT_ONCE);
+    drop(asking);
+    assert_eq!(out(), 0);
+    assert_eq!(paris.agent.rehearse(&what).await[0].site, site("paris"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
