@@ -352,10 +352,6 @@ impl Fleet for Chart {
                 *tokens = blocks.saturating_mul(INDEX_BLOCK_TOKENS as u32);
             }
         }
-        // Asked once a request: what it leaves to compute is what the offload threshold is about.
-        let prompt = (chain.len() * INDEX_BLOCK_TOKENS).min(u32::MAX as usize) as u32;
-        let most = held.iter().copied().max().unwrap_or(0);
-        self.offload.lock().decided(Tokens(prompt.saturating_sub(most)));
         held
     }
 
@@ -402,6 +398,10 @@ impl Fleet for Chart {
         known
             .map(|known| known.set_service(service))
             .ok_or_else(|| NoSuchInstance(instance.clone()))
+    }
+
+    fn decided(&self, uncached: Tokens) {
+        self.offload.lock().decided(uncached);
     }
 
     fn settled(&self, uncached: Tokens, produced: u32) {

@@ -171,6 +171,10 @@ pub trait Fleet: Send + Sync {
     /// When this site has no such instance.
     fn set_service(&self, instance: &InstanceName, service: Service) -> Result<(), NoSuchInstance>;
 
+    /// Says that a request was decided: the prompt tokens that it leaves to compute wherever it is computed. Once a request:
+    /// the offload threshold is found from these.
+    fn decided(&self, _uncached: Tokens) {}
+
     /// Says that a request was served: the prompt tokens that had to be computed for it, and those of its answer.
     fn settled(&self, _uncached: Tokens, _produced: u32) {}
 

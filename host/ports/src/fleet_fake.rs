@@ -22,6 +22,7 @@ struct State {
     believes: bool,
     outcomes: Vec<(InstanceIndex, InstanceOutcome)>,
     link_outcomes: Vec<(SiteIndex, InstanceOutcome)>,
+    decided: Vec<Tokens>,
     settled: Vec<(Tokens, u32)>,
 }
 
@@ -36,6 +37,7 @@ impl FakeFleet {
             believes: true,
             outcomes: Vec::new(),
             link_outcomes: Vec::new(),
+            decided: Vec::new(),
             settled: Vec::new(),
         };
         Self {
@@ -72,6 +74,11 @@ impl FakeFleet {
     /// Everything that was reported of links, by the site they come from, oldest first.
     pub fn link_outcomes(&self) -> Vec<(SiteIndex, InstanceOutcome)> {
         self.state().link_outcomes.clone()
+    }
+
+    /// What every decided request left to compute, oldest first.
+    pub fn decided_requests(&self) -> Vec<Tokens> {
+        self.state().decided.clone()
     }
 
     /// What every served request computed and produced, oldest first.
@@ -135,6 +142,10 @@ impl Fleet for FakeFleet {
         };
         state.view = Arc::new(view);
         Ok(())
+    }
+
+    fn decided(&self, uncached: Tokens) {
+        self.state().decided.push(uncached);
     }
 
     fn settled(&self, uncached: Tokens, produced: u32) {

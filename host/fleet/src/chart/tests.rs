@@ -336,7 +336,13 @@ fn held_tokens_are_listed_by_instance() {
     };
     let number = chart.number_of(&name("here"), &instance()).unwrap();
     chart.prefixes().own_event(number, &event);
-    assert_eq!(chart.held(&ModelName::new("m").unwrap(), &blocks), [48, 0]);
+    let model = ModelName::new("m").unwrap();
+    let threshold_from = || format!("{:?}", chart.offload.lock());
+    let before = threshold_from();
+    assert_eq!(chart.held(&model, &blocks), [48, 0]);
+    assert_eq!(before, threshold_from(), "whoever looks decides nothing");
+    chart.decided(Tokens(16));
+    assert_ne!(before, threshold_from());
 }
 
 #[test]

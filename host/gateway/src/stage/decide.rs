@@ -7,7 +7,7 @@ use crate::rollout;
 use portolan_base::{BlockHash, INDEX_BLOCK_TOKENS, Tokens};
 use portolan_decide::{
     DecideInput, Decision, DecisionRecord, Deferrals, InstanceIndex, KvSize, PrefillMode, Refusal,
-    RequestFacts, RequestPolicies, Route, decide,
+    RequestFacts, RequestKind, RequestPolicies, Route, decide,
 };
 use portolan_policy::NameTables;
 use portolan_ports::{Engine, Retention};
@@ -18,12 +18,27 @@ impl Journey {
     /// Asks the policies until they answer with a plan.
     pub(super) async fn decide(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
         let begun = self.enter("decide");
+        self.tell_of_length(held);
         let plan = self.ask(held).await;
         if let Ok(routes) = &plan {
             self.predict(routes);
         }
         self.note_stage("decide", begun);
         plan
+    }
+
+    /// Tells the fleet how much of the prompt is left to compute, whoever computes it. A prompt that is computed ahead of
+    /// its request is computed here, and of one that no tokenizer of ours has seen nothing is known: neither says where
+    /// requests had better go.
+    fn tell_of_length(&self, held: &[u32]) {
+        let prompt = self.record.prompt_tokens;
+        if prompt == 0 || self.request.kind == RequestKind::Prewarm {
+            return;
+        }
+        let most = held.iter().copied().max().unwrap_or(0);
+        // The last token is computed even where all of the prompt is cached.
+        let uncached = Tokens(prompt - most.min(prompt - 1));
+        self.site.parts.fleet.decided(uncached);
     }
 
     /// Tells the index what the first route leaves where, before anything of it exists: of a burst with one prefix, the

@@ -7,6 +7,7 @@ mod served;
 use super::journey::{Fault, Journey};
 use crate::rollout;
 use portolan_base::Tokens;
+use portolan_decide::RequestKind;
 use portolan_policy::Placement;
 
 /// Ends a request.
@@ -36,10 +37,7 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     journey.record.status = status.to_owned();
     journey.record.error = error;
     if status == "ok" {
-        let (tenant, produced) = (&journey.request.tenant.name, journey.record.completion_tokens);
-        journey.site.outputs.observe(tenant, produced);
-        let uncached = Tokens(journey.record.kv.computed_tokens);
-        journey.site.parts.fleet.settled(uncached, produced);
+        learn(journey);
         replica::note_ask(journey);
         ahead::note_visit(journey);
         served::note(journey);
@@ -66,6 +64,18 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     journey.site.records.put(record.clone());
     journey.passes.take();
     rollout::follow_up(&journey.site, &journey.policies.shadows, &record);
+}
+
+/// Notes what the request computed and produced. A prompt that was computed ahead has no answer, and says nothing of how
+/// long answers are.
+fn learn(journey: &Journey) {
+    if journey.request.kind == RequestKind::Prewarm {
+        return;
+    }
+    let (tenant, produced) = (&journey.request.tenant.name, journey.record.completion_tokens);
+    journey.site.outputs.observe(tenant, produced);
+    let uncached = Tokens(journey.record.kv.computed_tokens);
+    journey.site.parts.fleet.settled(uncached, produced);
 }
 
 /// Whether the residency answer denies the data of a request to the site that it came in at: no plan was made then.

@@ -4,7 +4,7 @@ use super::support::{ACME, App, GLOBEX, OPERATOR, expect_error};
 use crate::accepted::Accepted;
 use crate::stage::accept::{Call, Endpoint, accept};
 use axum::http::HeaderMap;
-use portolan_base::{RequestId, TenantName};
+use portolan_base::{RequestId, TenantName, Tokens};
 use portolan_ports::{EngineFault, Principal};
 use serde_json::{Value, json};
 
@@ -233,6 +233,25 @@ async fn its_record_says_what_was_asked_and_a_failure_leaves_no_id() {
     assert_eq!(
         (&record["completion_tokens"], &record["ttft_ms"]),
         (&json!(0), &Value::Null)
+    );
+    let acme = TenantName::new("acme").unwrap();
+    assert_eq!(
+        app.site.outputs.expected(&acme, 100),
+        100,
+        "it is no answer of none"
+    );
+    assert_eq!(
+        (app.fleet.settled_requests(), app.fleet.decided_requests()),
+        (vec![], vec![])
+    );
+    let asked = json!({"model": "fake", "prompt": "hello", "temperature": 0, "max_tokens": 2});
+    assert_eq!(app.complete(asked).await.status, 200);
+    assert_eq!(app.site.outputs.expected(&acme, 100), 2);
+    assert_eq!(app.fleet.settled_requests().len(), 1);
+    assert_eq!(
+        app.fleet.decided_requests(),
+        [Tokens(5)],
+        "once, however often the index is asked"
     );
     let broken = portolan_ports::EngineError::Broken("burnt".to_owned());
     app.engine.set_fault(Some(EngineFault::FailPrefill(broken)));
