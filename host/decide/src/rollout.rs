@@ -201,8 +201,13 @@ pub struct BudgetMeter {
     latest: VecDeque<Mark>,
     faults: u32,
     slow: u32,
-    is_spent: bool,
+    /// Calls in which a budget that was told to be spent is not told again.
+    quiet: u32,
 }
+
+/// Calls after which a budget that is still spent is told again, at least: whoever was told may not have been able to do
+/// anything about it. Each time costs reading the slot's history.
+const TOLD_AGAIN: u32 = 100;
 
 impl BudgetMeter {
     /// Nothing spent yet.
@@ -212,11 +217,12 @@ impl BudgetMeter {
             latest: VecDeque::new(),
             faults: 0,
             slow: 0,
-            is_spent: false,
+            quiet: 0,
         }
     }
 
-    /// Counts a call that took `micros` and ended in a fault or not. Says so when that spent the budget, once.
+    /// Counts a call that took `micros` and ended in a fault or not. Says so when that spent the budget,
+    /// and again each window, a hundred calls at least, for as long as it is.
     pub fn observe(&mut self, fault: bool, micros: u64) -> Option<Spent> {
         let slow = self.budget.max_micros_p99.is_some_and(|bound| micros > bound);
         self.latest.push_back(Mark { fault, slow });
@@ -228,9 +234,10 @@ impl BudgetMeter {
             self.faults -= u32::from(oldest.fault);
             self.slow -= u32::from(oldest.slow);
         }
-        let spent = self.spent().filter(|_| !self.is_spent);
-        self.is_spent |= spent.is_some();
-        spent
+        self.quiet = self.quiet.saturating_sub(1);
+        let spent = self.spent().filter(|_| self.quiet == 0)?;
+        self.quiet = self.budget.window.max(TOLD_AGAIN);
+        Some(spent)
     }
 
     fn calls(&self) -> u32 {
@@ -314,7 +321,26 @@ mod tests {
         };
         assert_eq!(meter.observe(true, 1), Some(spent));
         assert_eq!(spent.to_string(), "6 faults in 6 calls, 5 allowed");
-        assert_eq!(meter.observe(true, 1), None, "it is spent once");
+        assert_eq!(meter.observe(true, 1), None, "it is told once");
+    }
+
+    #[test]
+    fn a_budget_that_stays_spent_is_told_again_each_window_and_no_sooner_than_a_hundred_calls() {
+        for (window, apart) in [(10, 100), (100, 100), (1_000, 1_000)] {
+            let mut meter = BudgetMeter::new(Budget {
+                window,
+                ..Budget::default()
+            });
+            let told = (1..=window + 3 * apart).filter(|_| meter.observe(true, 1).is_some());
+            let told: Vec<u32> = told.collect();
+            let first = window / 20 + 1;
+            assert_eq!(told[..3], [first, first + apart, first + 2 * apart], "{window}");
+        }
+        let mut meter = BudgetMeter::new(Budget::default());
+        assert_eq!((0..6).filter(|_| meter.observe(true, 1).is_some()).count(), 1);
+        let mended = (0..500).filter(|_| meter.observe(false, 1).is_some());
+        assert_eq!(mended.count(), 0, "what is not spent any more is not told");
+        assert_eq!((0..6).filter(|_| meter.observe(true, 1).is_some()).count(), 1);
     }
 
     #[test]

@@ -196,17 +196,23 @@ impl PolicyDesk {
     }
 
     /// Takes a version whose budget is spent out of force, unless somebody did meanwhile. `None`: there was nothing to
-    /// do, or nothing may be done since the binding is pinned or has none before it.
+    /// do, or nothing may be done since the binding is pinned or has none before it. A budget that stays spent is told again,
+    /// so that what could not be done is tried again.
     pub fn enforce(&self, breach: &Breach) -> Result<Option<Enforced>, DeskError> {
         let Breach { slot, version, spent } = breach;
         let by = By::host(BUDGET, &spent.to_string());
         {
             let _changing = self.changing.lock();
-            let trial = self.rollout(slot)?.trial;
-            if trial.is_some_and(|trial| trial.sha256 == *version) {
+            let rollout = self.rollout(slot)?;
+            if rollout.trial.is_some_and(|trial| trial.sha256 == *version) {
                 self.withdraw_held(slot, &by)?;
                 tracing::warn!(%slot, version, %spent, "the trial of a policy was withdrawn: its budget is spent");
                 return Ok(Some(Enforced::Withdrawn));
+            }
+            if let Some(pin) = rollout.pinned {
+                let who = pin.actor;
+                tracing::warn!(%slot, version, %spent, pinned_by = who, "the budget of a pinned policy is spent, and it stays bound");
+                return Ok(None);
             }
         }
         let Some(bound) = self.bound(slot)?.filter(|bound| bound.sha256 == *version) else {
@@ -322,6 +328,9 @@ impl PolicyDesk {
         self.write(rollout.clone(), (change, slot.to_string()), by)?;
         if let Some(table) = table {
             self.table.store(Arc::new(table));
+        }
+        if changes_answers || change == RolloutChange::Unpin {
+            // A budget that was spent meanwhile could not be enforced: the calls from here on are judged anew.
             self.retally(slot);
         }
         Ok(rollout)

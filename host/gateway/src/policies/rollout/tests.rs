@@ -252,7 +252,30 @@ fn a_bound_version_with_nothing_before_it_or_a_pin_stays() {
     bench.desk.activate(activation(&second), &by()).unwrap();
     bench.desk.pin(&routing(), &by()).unwrap();
     assert_eq!(bench.calls(&second, "trap", 9), []);
-    assert_eq!(bench.answers(0), Some(second));
+    assert_eq!(bench.answers(0), Some(second.clone()));
+    bench.desk.unpin(&routing(), &by()).unwrap();
+    assert_eq!(
+        bench.calls(&second, "trap", 2),
+        [Enforced::RolledBack],
+        "it goes on failing"
+    );
+    assert_eq!(bench.answers(0), Some(only));
+}
+
+#[test]
+fn a_budget_that_could_not_be_enforced_is_enforced_later() {
+    let bench = Bench::new();
+    let (old, new) = (bench.bound("ok:1", ""), bench.stored("ok:2"));
+    bench.canary(&new, 50, strict()).unwrap();
+    let record = record(&new, "trap");
+    let mut breaches = (0..2).flat_map(|_| bench.desk.observe(&record));
+    let breach = breaches.next().expect("two faults in ten are one too many");
+    bench.store.fail(StoreCall::PutRollout);
+    bench.desk.enforce(&breach).unwrap_err();
+    bench.store.heal();
+    assert_eq!(bench.calls(&new, "trap", 99), [], "not at once");
+    assert_eq!(bench.calls(&new, "trap", 1), [Enforced::Withdrawn]);
+    assert_eq!(bench.answers(0), Some(old));
 }
 
 #[test]
