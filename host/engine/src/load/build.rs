@@ -56,7 +56,8 @@ pub(super) fn build(path: &Path, config: NetworkConfig, weights: &dyn Weights) -
         &format!("{prefix}{}.weight", builder.named.last_norm),
         config.hidden,
     )?;
-    let rope = Rope::new(config.rope.theta, config.rope.width, config.rope.pairs);
+    let rope = &config.rope;
+    let rope = Rope::new(rope.theta, rope.width, rope.pairs, rope.scaling);
     let norm_epsilon = config.norm_epsilon;
     let layers = HostNetwork {
         layers,

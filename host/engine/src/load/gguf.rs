@@ -2,7 +2,7 @@
 
 use super::weights::Gguf;
 use super::{LoadError, LoadedModel, ModelFiles, build};
-use crate::kernel::rope::RopePairs;
+use crate::kernel::rope::{RopePairs, RopeScaling};
 use crate::network::config::{
     AttentionConfig, LayerKind, NetworkConfig, NormWeight, OutputGate, OutputHead, QkNorm, RopeConfig,
     TensorNames,
@@ -294,6 +294,7 @@ fn rope(meta: &Metadata<'_>, head_dim: usize) -> Result<RopeConfig, LoadError> {
         theta,
         width,
         pairs: RopePairs::Adjacent,
+        scaling: RopeScaling::None,
     })
 }
 

@@ -1,7 +1,7 @@
 //! `config.json` of a Hugging Face checkpoint.
 
 use super::LoadError;
-use crate::kernel::rope::RopePairs;
+use crate::kernel::rope::{RopePairs, RopeScaling};
 use crate::network::config::{
     AttentionConfig, DeltaNetConfig, DeltaNetFile, ExpertsConfig, LayerKind, NetworkConfig, NormWeight,
     OutputGate, OutputHead, QkNorm, RopeConfig, TensorNames,
@@ -40,6 +40,8 @@ struct TextConfig {
     head_dim: Option<usize>,
     #[serde(default)]
     attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
     #[serde(default)]
     use_sliding_window: bool,
     hidden_act: Option<String>,
@@ -81,10 +83,15 @@ struct RopeParameters {
     rope_type: Option<String>,
     rope_theta: Option<f32>,
     partial_rotary_factor: Option<f32>,
+    factor: Option<f32>,
+    low_freq_factor: Option<f32>,
+    high_freq_factor: Option<f32>,
+    original_max_position_embeddings: Option<f32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Architecture {
+    Llama,
     Qwen3,
     Qwen35,
     Qwen3Next,
@@ -94,6 +101,7 @@ enum Architecture {
 impl Architecture {
     fn named(name: &str) -> Option<Self> {
         match name {
+            "LlamaForCausalLM" => Some(Self::Llama),
             "Qwen3ForCausalLM" => Some(Self::Qwen3),
             "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" => Some(Self::Qwen35),
             "Qwen3NextForCausalLM" => Some(Self::Qwen3Next),
@@ -121,8 +129,8 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
             check.setting(
                 "architectures",
                 format!(
-                    "names [{found}]; Qwen3ForCausalLM, Qwen3_5ForCausalLM, Qwen3NextForCausalLM and Lfm2ForCausalLM \
-                     are supported"
+                    "names [{found}]; LlamaForCausalLM, Qwen3ForCausalLM, Qwen3_5ForCausalLM, Qwen3NextForCausalLM and \
+                     Lfm2ForCausalLM are supported"
                 ),
             )
         })?;
@@ -141,7 +149,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<NetworkConfig, LoadError>
         )?,
         norm_epsilon: config.rms_norm_eps,
         norm_weight: match architecture {
-            Architecture::Qwen3 | Architecture::Lfm2 => NormWeight::Plain,
+            Architecture::Llama | Architecture::Qwen3 | Architecture::Lfm2 => NormWeight::Plain,
             Architecture::Qwen35 | Architecture::Qwen3Next => NormWeight::OffsetByOne,
         },
         head: match config
@@ -224,11 +232,14 @@ impl Check<'_> {
                 "is true; convolutions with a bias are not supported".to_owned(),
             ));
         }
-        if config.attention_bias {
-            return Err(self.setting(
-                "attention_bias",
-                "is true; projections with a bias are not supported".to_owned(),
-            ));
+        for (key, bias) in [
+            ("attention_bias", config.attention_bias),
+            ("mlp_bias", config.mlp_bias),
+        ] {
+            if bias {
+                let problem = "is true; projections with a bias are not supported";
+                return Err(self.setting(key, problem.to_owned()));
+            }
         }
         if config.use_sliding_window {
             return Err(self.setting(
@@ -236,22 +247,51 @@ impl Check<'_> {
                 "is true; windowed attention is not supported".to_owned(),
             ));
         }
-        for (key, rope) in [
+        Ok(())
+    }
+
+    /// How the rotary embedding is stretched. Newer files say so in `rope_parameters`, older ones in `rope_scaling`.
+    fn scaling(&self, config: &TextConfig) -> Result<RopeScaling, LoadError> {
+        let places = [
             ("rope_parameters", &config.rope_parameters),
             ("rope_scaling", &config.rope_scaling),
-        ] {
-            let kind = rope
-                .as_ref()
-                .and_then(|rope| rope.rope_type.as_deref())
-                .unwrap_or("default");
-            if kind != "default" {
-                return Err(self.setting(
-                    key,
-                    format!("has rope_type {kind:?}; only \"default\" is supported"),
-                ));
+        ];
+        for (key, rope) in places {
+            let Some(rope) = rope else { continue };
+            let positive = |name: &str, value: Option<f32>| match value {
+                Some(value) if value.is_finite() && value > 0.0 => Ok(value),
+                _ => Err(self.setting(key, format!("has no {name} above 0"))),
+            };
+            let factor = || positive("factor", rope.factor);
+            match rope.rope_type.as_deref().unwrap_or("default") {
+                "default" => {}
+                "linear" => return Ok(RopeScaling::Linear { factor: factor()? }),
+                "llama3" => {
+                    let low = positive("low_freq_factor", rope.low_freq_factor)?;
+                    let high = positive("high_freq_factor", rope.high_freq_factor)?;
+                    let original = positive(
+                        "original_max_position_embeddings",
+                        rope.original_max_position_embeddings,
+                    )?;
+                    if low >= high {
+                        let problem =
+                            format!("has low_freq_factor {low}; it must be below high_freq_factor, {high}");
+                        return Err(self.setting(key, problem));
+                    }
+                    return Ok(RopeScaling::Llama3 {
+                        factor: factor()?,
+                        low,
+                        high,
+                        original,
+                    });
+                }
+                kind => {
+                    let known = "\"default\", \"linear\" and \"llama3\" are supported";
+                    return Err(self.setting(key, format!("has rope_type {kind:?}; {known}")));
+                }
             }
         }
-        Ok(())
+        Ok(RopeScaling::None)
     }
 
     fn layers(&self, config: &TextConfig) -> Result<Vec<LayerKind>, LoadError> {
@@ -304,14 +344,17 @@ impl Check<'_> {
         }
         let head_dim = self.positive("head_dim", config.head_dim.unwrap_or(config.hidden_size / heads))?;
         let gate = match architecture {
-            Architecture::Qwen3 | Architecture::Lfm2 => OutputGate::Absent,
+            Architecture::Llama | Architecture::Qwen3 | Architecture::Lfm2 => OutputGate::Absent,
             Architecture::Qwen35 | Architecture::Qwen3Next => OutputGate::Sigmoid,
         };
         Ok(AttentionConfig {
             heads,
             kv_heads,
             head_dim,
-            qk_norm: QkNorm::PerHead,
+            qk_norm: match architecture {
+                Architecture::Llama => QkNorm::Absent,
+                _ => QkNorm::PerHead,
+            },
             gate,
         })
     }
@@ -335,6 +378,7 @@ impl Check<'_> {
             theta,
             width,
             pairs: RopePairs::Halves,
+            scaling: self.scaling(config)?,
         })
     }
 

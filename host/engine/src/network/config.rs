@@ -1,7 +1,7 @@
 //! What a network looks like, read from a Hugging Face `config.json` or from GGUF metadata.
 
 use super::experts::ExpertWeights;
-use crate::kernel::rope::RopePairs;
+use crate::kernel::rope::{RopePairs, RopeScaling};
 use portolan_base::kv::KvWindow;
 
 /// How a norm's weight is stored.
@@ -116,6 +116,7 @@ pub(crate) struct RopeConfig {
     /// Values of a head that are rotated.
     pub(crate) width: usize,
     pub(crate) pairs: RopePairs,
+    pub(crate) scaling: RopeScaling,
 }
 
 /// A whole network.

@@ -60,7 +60,7 @@ fn what_is_wrong_is_named() {
 
 #[test]
 fn settings_that_the_forward_pass_does_not_compute_are_refused() {
-    let cases: [(&str, serde_json::Value, &[&str]); 7] = [
+    let cases: [(&str, serde_json::Value, &[&str]); 10] = [
         (
             "architectures",
             serde_json::json!(["MambaForCausalLM"]),
@@ -72,6 +72,18 @@ fn settings_that_the_forward_pass_does_not_compute_are_refused() {
             &["hidden_act", "gelu", "silu"],
         ),
         ("attention_bias", serde_json::json!(true), &["attention_bias"]),
+        ("mlp_bias", serde_json::json!(true), &["mlp_bias"]),
+        (
+            "rope_scaling",
+            serde_json::json!({"rope_type": "linear"}),
+            &["rope_scaling", "factor"],
+        ),
+        (
+            "rope_parameters",
+            serde_json::json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 64}),
+            &["rope_parameters", "low_freq_factor"],
+        ),
         (
             "rope_parameters",
             serde_json::json!({"rope_type": "yarn"}),

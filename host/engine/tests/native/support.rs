@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// The tiny models: dense, hybrid, hybrid with wide heads, hybrid with experts, short convolutions.
-pub(crate) const MODELS: [&str; 5] = [
+/// The tiny models: dense of two kinds, hybrid, hybrid with wide heads, hybrid with experts, short convolutions.
+pub(crate) const MODELS: [&str; 6] = [
+    "tiny-llama",
     "tiny-qwen3",
     "tiny-qwen3_5",
     "tiny-qwen3_5-h128",
