@@ -110,7 +110,7 @@ impl TextModel for ModelText {
     fn render_chat_with(
         &self,
         messages: &[ChatMessage],
-        more: &serde_json::Map<String, serde_json::Value>,
+        more: &portolan_ports::TemplateValues,
     ) -> Result<String, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
         template.render_with(messages, more)

@@ -88,7 +88,7 @@ pub use store::{
     TenantRecord, TrialRecord, VersionRecord,
 };
 pub use store_fake::{MemoryStore, StoreCall};
-pub use text::{ChatMessage, TextError, TextModel, TextStream};
+pub use text::{ChatMessage, TemplateValues, TextError, TextModel, TextStream};
 pub use text_fake::{FAKE_END, FAKE_VOCABULARY, FakeText};
 pub use transport::{
     Evidence, Fidelity, KvOrder, KvSource, LinkReading, OrderPurpose, PieceSink, Pull, PullEvent, PullReport,

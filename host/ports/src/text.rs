@@ -2,6 +2,8 @@
 
 use portolan_base::TenantName;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 
 /// One message of a chat, as the template sees it. Unknown fields of the client's message are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +16,10 @@ pub struct ChatMessage {
     #[serde(flatten)]
     pub rest: serde_json::Map<String, serde_json::Value>,
 }
+
+/// What a chat template looks at besides the messages, by name: JSON texts as the client wrote them, since the order of
+/// keys is in the prompt where a template prints them.
+pub type TemplateValues = BTreeMap<String, Box<RawValue>>;
 
 /// Why text could not be turned into tokens or back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +55,7 @@ pub trait TextModel: Send + Sync {
     fn render_chat_with(
         &self,
         messages: &[ChatMessage],
-        _more: &serde_json::Map<String, serde_json::Value>,
+        _more: &TemplateValues,
     ) -> Result<String, TextError> {
         self.render_chat(messages)
     }

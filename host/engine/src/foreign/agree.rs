@@ -3,7 +3,8 @@
 
 use super::{Make, Shared};
 use bytes::Bytes;
-use portolan_ports::ChatMessage;
+use portolan_ports::{ChatMessage, TemplateValues};
+use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -43,9 +44,9 @@ pub(super) async fn check(shared: &Shared) {
         }
     }
     for (what, messages, tools) in chats() {
-        let mut more = Map::new();
-        if let Some(tools) = &tools {
-            more.insert("tools".to_owned(), tools.clone());
+        let mut more = TemplateValues::new();
+        if let Some(Ok(tools)) = tools.as_ref().map(to_raw_value) {
+            more.insert("tools".to_owned(), tools);
         }
         let Ok(rendered) = shared.text.render_chat_with(&messages, &more) else {
             continue;
@@ -100,7 +101,7 @@ impl Shared {
     }
 
     /// None where it does not say.
-    async fn their_tokens_of_text(&self, text: &str) -> Result<Option<Vec<u32>>, String> {
+    pub(super) async fn their_tokens_of_text(&self, text: &str) -> Result<Option<Vec<u32>>, String> {
         match self.make {
             Make::Vllm | Make::Sglang => {
                 self.tokens(json!({"model": self.model_name(), "prompt": text}))

@@ -2,13 +2,16 @@
 //!
 //! `strftime_now` is not defined: templates that use it test for it and fall back to a fixed date, and a prompt that
 //! changes with the date would share no cached prefix with yesterday's.
+//!
+//! Tools and the arguments of calls are shown to a template as vLLM shows them, since templates print them: a tool's keys
+//! in the order of its schema, what is in its parameters in the client's order, arguments as an object and not as text.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
-use portolan_ports::{ChatMessage, TextError};
+use portolan_ports::{ChatMessage, TemplateValues, TextError};
 use serde::Serialize;
-use serde_json::ser::{Formatter, Serializer};
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use std::io;
 
 /// The name under which the environment keeps the one template.
@@ -34,7 +37,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, source)?;
+        environment.add_template_owned(NAME, without_generation_marks(&source))?;
         let text = |token: Option<&str>| token.unwrap_or_default().to_owned();
         Ok(Self {
             environment,
@@ -45,19 +48,26 @@ impl ChatTemplate {
 
     /// The prompt of `messages`, ready for an answer.
     pub(super) fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        self.render_with(messages, &serde_json::Map::new())
+        self.render_with(messages, &TemplateValues::new())
     }
 
     /// The same with more values, which win over those that are always there.
     pub(super) fn render_with(
         &self,
         messages: &[ChatMessage],
-        more: &serde_json::Map<String, serde_json::Value>,
+        more: &TemplateValues,
     ) -> Result<String, TextError> {
+        let failed = |e: serde_json::Error| TextError::Template(e.to_string());
+        let read = more.iter().map(|(name, raw)| {
+            let value: Value = serde_json::from_str(raw.get()).map_err(failed)?;
+            let value = if name == "tools" { tools(&value) } else { value };
+            Ok((name.as_str(), value))
+        });
+        let more: Vec<(&str, Value)> = read.collect::<Result<_, TextError>>()?;
         let values = context! {
-            ..Value::from(Serde(more)),
+            ..Value::from_pairs(more),
             ..context! {
-                messages => Serde(messages),
+                messages => messages.iter().map(message).collect::<Vec<_>>(),
                 add_generation_prompt => true,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
@@ -71,19 +81,172 @@ impl ChatTemplate {
     }
 }
 
+/// Tools in the order of their schema.
+fn tools(value: &Value) -> Value {
+    let Ok(tools) = value.try_iter() else {
+        return value.clone();
+    };
+    tools.map(|tool| schema_order(&tool).unwrap_or(tool)).collect()
+}
+
+fn schema_order(tool: &Value) -> Option<Value> {
+    let field = |of: &Value, name: &str| of.get_attr(name).ok().filter(|value| !value.is_undefined());
+    let function = field(tool, "function").filter(|function| !function.is_none())?;
+    let null = || Value::from(());
+    let mut inner = vec![
+        ("name", field(&function, "name")?),
+        (
+            "description",
+            field(&function, "description").unwrap_or_else(null),
+        ),
+        ("parameters", field(&function, "parameters").unwrap_or_else(null)),
+    ];
+    if let Some(strict) = field(&function, "strict").filter(|strict| !strict.is_none()) {
+        inner.push(("strict", strict));
+    }
+    Some(Value::from_pairs([
+        (
+            "type",
+            field(tool, "type").unwrap_or_else(|| Value::from("function")),
+        ),
+        ("function", Value::from_pairs(inner)),
+    ]))
+}
+
+/// A message; the arguments of the calls in it as objects.
+fn message(message: &ChatMessage) -> Value {
+    let plain = Value::from(Serde(message));
+    let calls = message
+        .rest
+        .get("tool_calls")
+        .and_then(serde_json::Value::as_array);
+    let Some(calls) = calls.filter(|_| message.role == "assistant") else {
+        return plain;
+    };
+    let calls: Vec<Value> = calls.iter().map(call).collect();
+    let Ok(keys) = plain.try_iter() else { return plain };
+    let fields = keys.map(|key| {
+        let value = match key.as_str() {
+            Some("tool_calls") => Value::from(calls.clone()),
+            _ => plain.get_item(&key).unwrap_or_default(),
+        };
+        (key, value)
+    });
+    Value::from_pairs(fields.collect::<Vec<_>>())
+}
+
+fn call(call: &serde_json::Value) -> Value {
+    let written = &call["function"]["arguments"];
+    let arguments = match written.as_str() {
+        Some("") => Some(Value::from_pairs(Vec::<(&str, Value)>::new())),
+        Some(text) => serde_json::from_str::<Value>(text).ok(),
+        None => None,
+    };
+    let mut call = call.clone();
+    let plain = |call: &serde_json::Value| Value::from(Serde(call));
+    let (Some(arguments), Some(function)) = (arguments, call["function"].as_object_mut()) else {
+        return plain(&call);
+    };
+    function.remove("arguments");
+    let pairs = |object: &serde_json::Map<String, serde_json::Value>| -> Vec<(String, Value)> {
+        object
+            .iter()
+            .map(|(name, value)| (name.clone(), plain(value)))
+            .collect()
+    };
+    let mut inner = pairs(function);
+    inner.push(("arguments".to_owned(), arguments));
+    let mut outer = call.as_object().map(pairs).unwrap_or_default();
+    outer.retain(|(name, _)| name != "function");
+    outer.push(("function".to_owned(), Value::from_pairs(inner)));
+    Value::from_pairs(outer)
+}
+
+/// A template without the marks around what an assistant said, which only training looks at: comments in their place, so
+/// that spaces around them are cut as they were.
+fn without_generation_marks(source: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(source.len()), source);
+    while let Some(begin) = rest.find("{%") {
+        let (before, tag) = rest.split_at(begin);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inner = &tag[2..end];
+        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match word {
+            "generation" | "endgeneration" => {
+                let sign = |c: Option<char>| {
+                    c.filter(|c| matches!(c, '-' | '+'))
+                        .map_or(String::new(), String::from)
+                };
+                let (first, last) = (sign(inner.chars().next()), sign(inner.chars().last()));
+                out.push_str(&format!("{{#{first} {last}#}}"));
+            }
+            _ => out.push_str(&tag[..end + 2]),
+        }
+        rest = &tag[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
 /// Lets a template refuse its messages.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// JSON as Python writes it: a space after each comma and colon, nothing escaped for HTML.
-fn to_json(value: &Value) -> Result<String, Error> {
+/// JSON as Python writes it: a space after each comma and colon, nothing escaped for HTML; with `indent`, a line for each
+/// value; with `ensure_ascii`, other characters as escapes.
+fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let ascii: Option<bool> = options.get("ensure_ascii")?;
+    let sorted: Option<bool> = options.get("sort_keys")?;
+    options.assert_all_used()?;
     let mut out = Vec::new();
     let failed = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
-    value
-        .serialize(&mut Serializer::with_formatter(&mut out, PythonSpacing))
-        .map_err(failed)?;
-    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+    // A map of that type has its keys in order.
+    let ordered = match sorted {
+        Some(true) => Some(serde_json::to_value(value).map_err(failed)?),
+        _ => None,
+    };
+    let written = match (indent.map(|n| " ".repeat(n.min(INDENT_MOST))), &ordered) {
+        (None, None) => value.serialize(&mut Serializer::with_formatter(&mut out, PythonSpacing)),
+        (None, Some(value)) => value.serialize(&mut Serializer::with_formatter(&mut out, PythonSpacing)),
+        (Some(spaces), ordered) => {
+            let pretty = PrettyFormatter::with_indent(spaces.as_bytes());
+            let mut serializer = Serializer::with_formatter(&mut out, pretty);
+            match ordered {
+                None => value.serialize(&mut serializer),
+                Some(value) => value.serialize(&mut serializer),
+            }
+        }
+    };
+    written.map_err(failed)?;
+    let text = String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+    Ok(match ascii {
+        Some(true) => escaped(&text),
+        _ => text,
+    })
+}
+
+/// Most spaces of an indent: a template could ask for any number for each value.
+const INDENT_MOST: usize = 16;
+
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_ascii() {
+            true => out.push(c),
+            false => {
+                let mut units = [0; 2];
+                let units = c.encode_utf16(&mut units);
+                out.extend(units.iter().map(|unit| format!("\\u{unit:04x}")));
+            }
+        }
+    }
+    out
 }
 
 struct PythonSpacing;
@@ -114,6 +277,10 @@ mod tests {
         }
     }
 
+    fn values(json: &str) -> TemplateValues {
+        serde_json::from_str(json).unwrap()
+    }
+
     fn render(source: &str, messages: &[ChatMessage]) -> Result<String, TextError> {
         ChatTemplate::compile(source.to_owned(), Some("<s>"), Some("</s>"))
             .unwrap()
@@ -133,9 +300,8 @@ mod tests {
     fn tools_and_the_clients_own_arguments_are_seen_and_win() {
         let source = "{% if tools %}T:{{ tools | tojson }}{% endif %}{{ messages[0].content }}{% if thinking %}!{% endif %}{% if add_generation_prompt %}A{% endif %}";
         let template = ChatTemplate::compile(source.to_owned(), None, None).unwrap();
-        let more =
-            serde_json::json!({"tools": [{"name": "f"}], "thinking": true, "add_generation_prompt": false});
-        let text = template.render_with(&[message("user", "hi")], more.as_object().unwrap());
+        let more = values(r#"{"tools": [{"name": "f"}], "thinking": true, "add_generation_prompt": false}"#);
+        let text = template.render_with(&[message("user", "hi")], &more);
         assert_eq!(text.unwrap(), r#"T:[{"name": "f"}]hi!"#);
     }
 
@@ -155,5 +321,69 @@ mod tests {
             .insert("calls".to_owned(), serde_json::json!({"a": [1, "<"], "b": "é"}));
         let text = render("{{ messages[0].calls | tojson }}", &[with_tools]).unwrap();
         assert_eq!(text, r#"{"a": [1, "<"], "b": "é"}"#);
+    }
+
+    /// As vLLM 0.32 renders them: `model_dump` of each tool, `json.loads` of each call's arguments.
+    #[test]
+    fn tools_and_calls_are_printed_in_the_order_that_engines_print_them_in() {
+        let source = "{{ tools | tojson }}|{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+        let template = ChatTemplate::compile(source.to_owned(), None, None).unwrap();
+        let more = values(
+            r#"{"tools": [{"function": {"parameters": {"type": "object", "properties": {"z": {}, "a": {}}}, "name": "f"}, "type": "function"},
+                {"type": "function", "function": {"name": "g", "strict": true, "description": "d"}}]}"#,
+        );
+        let mut calls = message("assistant", "");
+        let call = serde_json::json!([{"id": "1", "type": "function",
+            "function": {"name": "f", "arguments": "{\"z\":1,\"a\":[2]}"}}]);
+        calls.rest.insert("tool_calls".to_owned(), call);
+        assert_eq!(
+            template.render_with(&[calls], &more).unwrap(),
+            r#"[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}}, {"type": "function", "function": {"name": "g", "description": "d", "parameters": null, "strict": true}}]|f{"z": 1, "a": [2]}"#
+        );
+    }
+
+    #[test]
+    fn json_takes_pythons_options() {
+        let source = |options: &str| format!("{{{{ v | tojson({options}) }}}}");
+        let more = values(r#"{"v": {"b": [1, {}], "a": "é😀"}}"#);
+        for (options, expected) in [
+            ("", r#"{"b": [1, {}], "a": "é😀"}"#),
+            ("ensure_ascii=False", r#"{"b": [1, {}], "a": "é😀"}"#),
+            (
+                "ensure_ascii=true",
+                r#"{"b": [1, {}], "a": "\u00e9\ud83d\ude00"}"#,
+            ),
+            ("sort_keys=True", r#"{"a": "é😀", "b": [1, {}]}"#),
+            (
+                "indent=2",
+                "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": \"é😀\"\n}",
+            ),
+        ] {
+            let template = ChatTemplate::compile(source(options), None, None).unwrap();
+            assert_eq!(template.render_with(&[], &more).unwrap(), expected, "{options}");
+        }
+        let other = ChatTemplate::compile(source("colour=1"), None, None).unwrap();
+        assert!(other.render_with(&[], &more).is_err());
+    }
+
+    #[test]
+    fn marks_for_training_are_passed_over_and_cut_spaces_as_before() {
+        for (source, expected) in [
+            (
+                "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+                "hi",
+            ),
+            (
+                "a {%- generation -%} {{ messages[0].content }} {%- endgeneration %} b",
+                "ahi b",
+            ),
+            ("{% generation", "{% generation"),
+        ] {
+            let rendered = match expected.starts_with('{') {
+                true => without_generation_marks(source),
+                false => render(source, &[message("user", "hi")]).unwrap(),
+            };
+            assert_eq!(rendered, expected, "{source}");
+        }
     }
 }

@@ -3,7 +3,9 @@
 use super::super::ModelledText;
 use super::super::hand_over::Transfer;
 use super::reply::Refusal;
-use portolan_ports::ChatMessage;
+use crate::splice::field;
+use portolan_ports::{ChatMessage, TemplateValues};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -55,7 +57,7 @@ impl Reading<'_> {
         let flag = |name: &str| fields.get(name).and_then(Value::as_bool).unwrap_or(false);
         let text = |name: &str| fields.get(name).and_then(Value::as_str);
         let prompts = match door {
-            Door::Chat => vec![self.chat(&fields)?],
+            Door::Chat => vec![self.chat(&fields, body)?],
             Door::Completion => self.completion(&fields)?,
         };
         let longest = prompts.iter().map(|p| p.len() as u32).max().unwrap_or(0);
@@ -110,7 +112,7 @@ impl Reading<'_> {
     pub(super) fn tokenize(&self, body: &[u8]) -> Result<Vec<u32>, Refusal> {
         let fields = self.fields(body)?;
         match fields.get("messages") {
-            Some(_) => Ok(self.chat(&fields)?.to_vec()),
+            Some(_) => Ok(self.chat(&fields, body)?.to_vec()),
             None => Ok(self
                 .completion(&fields)?
                 .first()
@@ -128,7 +130,7 @@ impl Reading<'_> {
         }
     }
 
-    fn chat(&self, fields: &Map<String, Value>) -> Result<Arc<[u32]>, Refusal> {
+    fn chat(&self, fields: &Map<String, Value>, body: &[u8]) -> Result<Arc<[u32]>, Refusal> {
         let raw = fields
             .get("messages")
             .and_then(Value::as_array)
@@ -138,7 +140,7 @@ impl Reading<'_> {
         let messages = messages.map_err(|problem| Refusal::field("messages", problem))?;
         let model = &self.text.text;
         let rendered = model
-            .render_chat(&messages)
+            .render_chat_with(&messages, &template_values(body))
             .map_err(|e| Refusal::field("messages", &e.to_string()))?;
         let tokens = model
             .encode(&rendered, false)
@@ -229,6 +231,25 @@ fn message(value: &Value) -> Result<ChatMessage, &'static str> {
         content,
         rest: fields,
     })
+}
+
+/// What a template looks at besides the messages, as it was written.
+fn template_values(body: &[u8]) -> TemplateValues {
+    let mut values = TemplateValues::new();
+    for name in [
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+    ] {
+        let raw = field(body, name).filter(|raw| *raw != "null");
+        if let Some(Ok(raw)) = raw.map(|raw| RawValue::from_string(raw.to_owned())) {
+            values.insert(name.to_owned(), raw);
+        }
+    }
+    let own = field(body, "chat_template_kwargs").unwrap_or("{}");
+    values.extend(serde_json::from_str::<TemplateValues>(own).unwrap_or_default());
+    values
 }
 
 fn stops(stop: Option<&Value>) -> Vec<String> {

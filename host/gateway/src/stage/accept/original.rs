@@ -8,8 +8,8 @@ use crate::accepted::Original;
 use crate::site::ServedModel;
 use axum::http::HeaderMap;
 use portolan_base::TenantName;
-use portolan_ports::WholePath;
-use serde_json::{Map, Value};
+use portolan_ports::{TemplateValues, WholePath};
+use serde_json::value::RawValue;
 use std::sync::Arc;
 
 /// Fields that the host reads and no engine is given.
@@ -137,14 +137,15 @@ pub(super) fn outline(
 }
 
 /// What the client sets of its chat template.
-fn template_values(fields: &mut Fields<'_>) -> Map<String, Value> {
-    let mut more = Map::new();
+fn template_values(fields: &mut Fields<'_>) -> TemplateValues {
+    let mut more = TemplateValues::new();
     for name in TEMPLATE {
-        if let Ok(Some(value)) = fields.take::<Value>(name) {
+        if let Some(Ok(value)) = fields.raw(name).map(|raw| RawValue::from_string(raw.to_owned())) {
             more.insert(name.to_owned(), value);
         }
     }
-    if let Ok(Some(Value::Object(own))) = fields.take::<Value>("chat_template_kwargs") {
+    let own = fields.raw("chat_template_kwargs").unwrap_or("{}");
+    if let Ok(own) = serde_json::from_str::<TemplateValues>(own) {
         more.extend(own);
     }
     more

@@ -6,9 +6,8 @@ use super::messages;
 use crate::error::{ErrorKind, RequestError};
 use crate::site::ServedModel;
 use portolan_base::TenantName;
-use portolan_ports::{ChatMessage, TextError};
+use portolan_ports::{ChatMessage, TemplateValues, TextError};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Most prompts of one request: each becomes a request of its own.
@@ -76,7 +75,7 @@ impl Prompts {
         self,
         model: &ServedModel,
         whose: &TenantName,
-        more: &Map<String, Value>,
+        more: &TemplateValues,
     ) -> Option<Arc<[u32]>> {
         let text = &model.text;
         let fits = |prompt: &str| could_fit("prompt", prompt, model).ok();
