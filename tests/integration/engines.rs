@@ -1,9 +1,11 @@
 //! Engines that are not ours behind the gateway: the client's words in, the engine's out, whoever serves.
 
 mod fleet;
+mod left;
 mod parted;
 mod passed;
 mod salted;
+mod slotted;
 mod stored;
 mod vllm;
 
@@ -29,12 +31,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A modelled engine with the tests' model's tokenizer.
 async fn engine(events: bool) -> ModelledEngine {
+    engine_like(Profile::shipped("quick").unwrap(), events).await
+}
+
+async fn engine_like(profile: Profile, events: bool) -> ModelledEngine {
     let files = ModelFiles::read(&oracle_folder("tiny-qwen3")).unwrap();
     let any = || "tcp://127.0.0.1:0".to_owned();
     let config = ModelledConfig {
         profile: Profile {
             context_tokens: 512,
-            ..Profile::shipped("quick").unwrap()
+            ..profile
         },
         model: MODEL.to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),

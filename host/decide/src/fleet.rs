@@ -38,6 +38,8 @@ pub enum Serving {
     Handing(u16),
     /// It answers whole requests, and blocks of its KV lie with the host, which copies them to other such instances.
     Stored,
+    /// The same with blocks out of another engine's memory: whose KV it is not said to be, it cannot go on from.
+    Slotted,
 }
 
 impl Serving {
@@ -50,7 +52,7 @@ impl Serving {
     pub const fn copies_to(self, other: Self) -> bool {
         matches!(
             (self, other),
-            (Self::Pieces, Self::Pieces) | (Self::Stored, Self::Stored)
+            (Self::Pieces, Self::Pieces) | (Self::Stored, Self::Stored) | (Self::Slotted, Self::Slotted)
         )
     }
 }

@@ -67,6 +67,7 @@ impl Candidates {
             coming_back,
             most_held: fetchable(fleet, held, Serving::Pieces),
             most_stored: fetchable(fleet, held, Serving::Stored),
+            most_slotted: fetchable(fleet, held, Serving::Slotted),
         };
         let some = survey(ComingBack::TakeTheirShare).routes();
         // One that is coming back is better than none.
@@ -99,6 +100,8 @@ struct Survey<'a> {
     most_held: u32,
     /// The same of those whose KV lies with the host.
     most_stored: u32,
+    /// The same of those whose KV are saved slots.
+    most_slotted: u32,
 }
 
 /// How much is given to instances that were out until a short while ago.
@@ -230,6 +233,7 @@ impl Survey<'_> {
         let most_held = match prefiller.serving {
             Serving::Pieces => self.most_held,
             Serving::Stored => self.most_stored,
+            Serving::Slotted => self.most_slotted,
             Serving::Whole | Serving::Handing(_) => 0,
         };
         let fetchable = most_held.min(prompt).saturating_sub(cached);

@@ -6,8 +6,8 @@
 //! | [`ForeignInstance`] | one such engine, as the gateway sees it |
 //! | `requests` | requests out, answers back, byte for byte |
 //! | `hand_over` | prefill on one instance, decode on another |
-//! | `slots` | the same through the saved slots of llama.cpp's server |
-//! | `kv_store` | KV that the engine hands to the host, and takes from it |
+//! | `slots` | the same through the saved slots of llama.cpp's server, and its KV with the host |
+//! | `kv_store` | KV that an engine hands to the host, and takes from it |
 //! | `watch` | health, load, restarts, and what is tried before it serves |
 //! | `scrape` | a metrics page as load |
 //! | `listen` | cache events of each rank into the index |
@@ -31,7 +31,7 @@ mod tests;
 mod watch;
 
 pub use hand_over::Connector;
-pub use kv_store::KvStoreConfig;
+pub use kv_store::{KvPlace, KvStoreConfig};
 pub use supervise::CommandConfig;
 
 use crate::wire::Upstream;
@@ -46,6 +46,7 @@ use portolan_ports::{
     KvPiece, PrefillJob, PrefillReport, Sample, TextModel, WholeRequests,
 };
 use salts::SaltBook;
+use slots::KeptSlots;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -220,6 +221,8 @@ pub(crate) struct Shared {
     pub(crate) random: Arc<dyn Random>,
     pub(crate) salts: Arc<SaltBook>,
     store: Option<Arc<KvStore>>,
+    /// Where the store's blocks are those of saved slots.
+    kept_slots: Option<KeptSlots>,
     pub(crate) meter: Meter,
     pub(crate) up: AtomicBool,
     pub(crate) seen: Mutex<Seen>,
@@ -273,9 +276,20 @@ impl ForeignInstance {
             let shared = (Arc::clone(&salts), events.clone());
             let store = KvStore::new(Arc::clone(&about.layout), kv_store.most, secret, shared);
             let store = store.ok_or_else(|| ForeignError::NotBlocks(about.model.clone()))?;
-            Ok::<_, ForeignError>((Arc::new(store), kv_store::bind(&kv_store.socket)?))
+            Ok::<_, ForeignError>((Arc::new(store), kv_store.place))
         });
-        let kept = kept.transpose()?;
+        let (mut listener, mut kept_slots) = (None, None);
+        let store = match kept.transpose()? {
+            None => None,
+            Some((store, KvPlace::Socket(socket))) => {
+                listener = Some(kv_store::bind(&socket)?);
+                Some(store)
+            }
+            Some((store, KvPlace::Slots(folder))) => {
+                kept_slots = Some(KeptSlots::new(folder, Arc::clone(&store)));
+                Some(store)
+            }
+        };
         let upstream = Upstream::new(config.url.clone(), config.key.as_deref());
         let handing = config
             .connector
@@ -289,7 +303,8 @@ impl ForeignInstance {
             text: config.text,
             random: config.random,
             salts,
-            store: kept.as_ref().map(|(store, _)| Arc::clone(store)),
+            store: store.clone(),
+            kept_slots,
             meter: Meter::default(),
             up: AtomicBool::new(false),
             seen: Mutex::default(),
@@ -299,7 +314,7 @@ impl ForeignInstance {
             counts: Counts::default(),
         });
         let mut tasks = JoinSet::new();
-        if let Some((store, listener)) = kept {
+        if let (Some(store), Some(listener)) = (store, listener) {
             tasks.spawn(kv_store::run(store, listener));
         }
         if let (Some(command), Some(log)) = (config.command, log) {

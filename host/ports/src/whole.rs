@@ -55,6 +55,8 @@ pub struct WholeJob {
     pub headers: Arc<[(String, String)]>,
     /// What the engine salts its blocks with.
     pub salt: CacheSalt,
+    /// The prompt's tokens as the host cut it; of several prompts the first one's.
+    pub prompt: Arc<[u32]>,
     /// Prompt tokens that are expected to be computed, for the load.
     pub uncached: u32,
     /// Stops it.

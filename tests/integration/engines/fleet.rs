@@ -72,6 +72,70 @@ async fn a_mixed_fleet_serves_each_request_where_it_can_be_served_and_finds_its_
     paris.stop().await;
 }
 
+/// What the index says that this instance holds of the request's prompt.
+pub(super) fn held(record: &PathRecord, instance: &str) -> u32 {
+    let own = record
+        .candidates
+        .iter()
+        .filter(|c| c.route.prefill_instance == instance && c.route.decode_instance == instance);
+    own.map(|c| c.facts.cached_tokens).max().unwrap_or(0)
+}
+
+pub(super) async fn service(paris: &Paris, instance: &str, what: &str) {
+    let path = format!("/v1/portolan/instances/{instance}/{what}");
+    let (head, body) = paris.raw(ADMIN, &path, "{}").await;
+    let body = String::from_utf8_lossy(&body).into_owned();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}\n{body}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prefixes_are_found_across_makes_by_the_tokens_whoever_computed_them() {
+    let (first, second) = (engine(true).await, engine(true).await);
+    let paris = Paris::start(&[native("n1"), found("v1", &first, ""), found("v2", &second, "")]).await;
+    let all = ["n1", "v1", "v2"];
+    // The same kind of request is computed by one make, then by the other.
+    let mut computed = Vec::new();
+    for (n, by) in [(1, "n1"), (2, "v1")] {
+        for other in all.into_iter().filter(|other| *other != by) {
+            service(&paris, other, "drain").await;
+        }
+        let (_, record) = paris
+            .ask(ACME, &format!("own-{n}"), anyones(&prompt(n, 200)))
+            .await;
+        assert_eq!(record.route.unwrap().prefill_instance, by);
+        for other in all.into_iter().filter(|other| *other != by) {
+            service(&paris, other, "resume").await;
+        }
+        computed.push((n, by));
+    }
+    for (n, by) in computed {
+        // Whatever their blocks' sizes are, the index cuts them alike.
+        let longer = [prompt(n, 200), prompt(n + 50, 20)].concat();
+        let until = Instant::now() + PATIENCE;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let (answer, record) = paris
+                .ask(ACME, &format!("again-{n}-{tries}"), anyones(&longer))
+                .await;
+            let found: Vec<u32> = all.iter().map(|name| held(&record, name)).collect();
+            if held(&record, by) >= 192 {
+                let route = record.route.as_ref().unwrap();
+                if route.prefill_instance == by {
+                    assert!(record.kv.cached_tokens >= 192, "{answer}");
+                }
+                break;
+            }
+            assert!(
+                Instant::now() < until,
+                "nobody learnt of {by}'s blocks: {found:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    paris.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_dies_is_followed_by_another_and_comes_back() {
     let (first, second) = (engine(false).await, engine(false).await);

@@ -83,6 +83,8 @@ struct Fleet {
     link: FaultProxy,
     /// The way from paris's host to its engine.
     socket: Between,
+    /// Paris's engine for whoever else finds it, as an instance's configuration.
+    found: Value,
     folder: TempDir,
 }
 
@@ -111,16 +113,26 @@ fn model(folder: &Path) -> PathBuf {
 }
 
 impl Fleet {
-    async fn start(python: &str) -> Self {
+    /// Paris's engine has so many tensor parallel workers.
+    async fn start(python: &str, workers: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let model = model(folder.path());
         let transport = free().await;
         let link = FaultProxy::start(FaultPlan::clear(transport)).await.unwrap();
         let socket = Between::start(&at("p-engine.sock"), at("p.sock"));
-        let mut instances = Vec::new();
-        for (name, given) in [("p", "p-engine.sock"), ("v", "v.sock")] {
+        let (mut instances, mut found) = (Vec::new(), Value::Null);
+        for (name, given, workers) in [("p", "p-engine.sock", workers), ("v", "v.sock", 1)] {
             let (url, given) = (free().await, at(given));
+            let (publish, replay) = (free().await.port(), free().await.port());
+            let events = json!({"enable_kv_cache_events": true, "publisher": "zmq", "topic": "",
+                "endpoint": format!("tcp://*:{publish}"), "replay_endpoint": format!("tcp://*:{replay}")});
+            let told = json!({"endpoint": format!("tcp://127.0.0.1:{publish}"),
+                "replay": format!("tcp://127.0.0.1:{replay}")});
+            if name == "p" {
+                found = json!({"name": "real", "model": MODEL, "engine": "vllm",
+                    "server": {"url": format!("http://{url}"), "kv_events": told}});
+            }
             let connector = json!({"kv_connector": "PortolanConnector", "kv_connector_module_path": "portolan_vllm",
                 "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"socket": given}});
@@ -141,6 +153,8 @@ impl Fleet {
                 "127.0.0.1",
                 "--port",
                 url.port().to_string(),
+                "--tensor-parallel-size",
+                workers.to_string(),
                 "--block-size",
                 BLOCK.to_string(),
                 "--num-gpu-blocks-override",
@@ -148,12 +162,20 @@ impl Fleet {
                 "--gpu-memory-utilization",
                 "0.2",
                 "--enable-prompt-tokens-details",
+                "--kv-events-config",
+                events.to_string(),
                 "--kv-transfer-config",
                 connector.to_string()
             ]);
+            let mut env = json!({"PYTHONHASHSEED": "0", "VLLM_CPU_KVCACHE_SPACE": "1"});
+            if workers > 1 {
+                // Each worker wants a processor core of its own.
+                let cores: Vec<String> = (0..workers).map(|core| core.to_string()).collect();
+                env["VLLM_CPU_OMP_THREADS_BIND"] = json!(cores.join("|"));
+            }
             instances.push(
                 json!({"name": name, "model": MODEL, "engine": "vllm", "server": {"url": format!("http://{url}"),
-                "command": command, "env": {"PYTHONHASHSEED": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}, "log": at(&format!("{name}.log")),
+                "command": command, "env": env, "log": at(&format!("{name}.log")),
                 "ready_within_s": START.as_secs(),
                 "kv_store": {"socket": at(&format!("{name}.sock")), "block_tokens": BLOCK}}}),
             );
@@ -176,6 +198,7 @@ impl Fleet {
             host,
             link,
             socket,
+            found,
             folder,
         };
         fleet.up().await;
@@ -314,7 +337,7 @@ async fn two_real_vllms_at_two_sites_answer_as_a_single_one_whatever_happens_on_
         return;
     };
     let begun = Instant::now();
-    let fleet = Fleet::start(&python).await;
+    let fleet = Fleet::start(&python, 1).await;
     say(&format!("two vLLMs up after {:.0?}", begun.elapsed()));
 
     let mut all_of_it = 0;
@@ -376,8 +399,162 @@ async fn two_real_vllms_at_two_sites_answer_as_a_single_one_whatever_happens_on_
         assert_eq!(fleet.link.pending(), 0, "{what}: it happened");
         assert!(fleet.socket.happened(), "{what}: it happened");
     }
+    tokens_agree(&fleet).await;
+    beside_other_makes(&fleet).await;
     let Fleet { host, .. } = fleet;
     host.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_real_vllms_of_other_numbers_of_workers_go_on_from_each_others_kv() {
+    let Ok(python) = std::env::var("PORTOLAN_VLLM") else {
+        say("skipped: PORTOLAN_VLLM is not set; make test-vllm brings vLLM and runs this");
+        return;
+    };
+    let begun = Instant::now();
+    let fleet = Fleet::start(&python, 2).await;
+    say(&format!(
+        "vLLMs of two workers and of one up after {:.0?}",
+        begun.elapsed()
+    ));
+    let mut all_of_it = 0;
+    for (n, (prompt, expected)) in oracle().into_iter().enumerate() {
+        let alone = fleet
+            .ask("paris", GLOBEX, &format!("w-alone-{n}"), &prompt, 32)
+            .await;
+        assert_eq!(alone.tokens, expected, "prompt {n}, two workers alone");
+        if whole(&prompt) == 0 {
+            continue;
+        }
+        fleet.computed_in_virginia(&format!("w-there-{n}"), &prompt).await;
+        let said = fleet
+            .ask("paris", ACME, &format!("w-here-{n}"), &prompt, 32)
+            .await;
+        assert_eq!(said.tokens, expected, "prompt {n}");
+        came(
+            &format!("one worker's KV at two, prompt {n}"),
+            &prompt,
+            &said,
+            &alone,
+        );
+        assert_eq!(said.cached, u64::from(said.fetched()), "prompt {n}");
+        all_of_it += usize::from(said.fetched() == whole(&prompt));
+    }
+    assert!(all_of_it > 0, "no fetch ever came to its end");
+    // What two workers filled lies there in one piece, and nothing waits for a part.
+    let until = Instant::now() + PATIENCE;
+    let paris = ("paris", "p");
+    while sample(&fleet, paris, "engine_kv_store_saved_blocks") == 0
+        || sample(&fleet, paris, "engine_kv_store_waiting_parts") > 0
+    {
+        assert!(Instant::now() < until, "parts are not put together");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(sample(&fleet, paris, "engine_kv_store_idle"), 0);
+    let Fleet { host, .. } = fleet;
+    host.stop().await;
+}
+
+/// A number of an instance's own.
+fn sample(fleet: &Fleet, (site, instance): (&str, &str), name: &str) -> u64 {
+    let engine = Arc::clone(&fleet.site(site).parts.engines[&InstanceName::new(instance).unwrap()]);
+    let samples = engine.samples();
+    let found = samples.iter().find(|sample| sample.name == name);
+    match found.map(|sample| &sample.value) {
+        Some(portolan_ports::Reading::Gauge(n) | portolan_ports::Reading::Counter(n)) => *n,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// What the engine cuts text into, asked of itself.
+async fn tokens_agree(fleet: &Fleet) {
+    for at in [("paris", "p"), ("virginia", "v")] {
+        assert_eq!(sample(fleet, at, "engine_token_mismatches"), 0, "{at:?}");
+    }
+    let text = Arc::clone(&fleet.site("paris").parts.models[&ModelName::new(MODEL).unwrap()].text);
+    let url = fleet.found["server"]["url"]
+        .as_str()
+        .unwrap()
+        .trim_start_matches("http://");
+    let url: SocketAddr = url.parse().unwrap();
+    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("texts/alice.txt");
+    let book = std::fs::read_to_string(book).unwrap();
+    let (mut compared, mut tokens) = (0, 0);
+    for line in book.lines().filter(|line| !line.trim().is_empty()) {
+        let ask = json!({"model": MODEL, "prompt": line}).to_string();
+        let (head, said) = Client(url).raw("-", "/tokenize", &ask).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        let said: Value = serde_json::from_slice(&said).unwrap();
+        let theirs: Vec<u32> = serde_json::from_value(said["tokens"].clone()).unwrap();
+        assert_eq!(text.encode(line, true).unwrap(), theirs, "{line}");
+        compared += 1;
+        tokens += theirs.len();
+    }
+    assert!(compared > 80, "{compared} lines");
+    say(&format!(
+        "{compared} lines are cut into the same {tokens} tokens by vLLM and the host"
+    ));
+}
+
+/// The real engine, the host's own and a modelled one behind one gateway: whoever computed a prefix is found by its tokens.
+async fn beside_other_makes(fleet: &Fleet) {
+    let modelled = engine(true).await;
+    let all = ["n1", "real", "m1"];
+    let paris = Paris::start(&[native("n1"), fleet.found.to_string(), found("m1", &modelled, "")]).await;
+    let until = Instant::now() + PATIENCE;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let (_, record) = paris
+            .ask(ACME, &format!("all-{tries}"), anyones(&prompt(60, 40)))
+            .await;
+        if all
+            .iter()
+            .all(|name| record.candidates.iter().any(|c| c.route.decode_instance == *name))
+        {
+            break;
+        }
+        assert!(Instant::now() < until, "not all are candidates: {record:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    for (n, by) in (70..).zip(all) {
+        for other in all.into_iter().filter(|other| *other != by) {
+            fleet::service(&paris, other, "drain").await;
+        }
+        let (_, record) = paris
+            .ask(ACME, &format!("mixed-{n}"), anyones(&prompt(n, 200)))
+            .await;
+        assert_eq!(record.route.unwrap().prefill_instance, by);
+        let longer = [prompt(n, 200), prompt(n + 20, 20)].concat();
+        let until = Instant::now() + PATIENCE;
+        let mut tries = 0;
+        let record = loop {
+            tries += 1;
+            let (_, record) = paris
+                .ask(ACME, &format!("longer-{n}-{tries}"), anyones(&longer))
+                .await;
+            if fleet::held(&record, by) >= 192 {
+                break record;
+            }
+            assert!(
+                Instant::now() < until,
+                "nobody learnt of {by}'s blocks: {record:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        assert!(
+            record.kv.cached_tokens >= 192,
+            "{by} found {} itself",
+            record.kv.cached_tokens
+        );
+        for other in all.into_iter().filter(|other| *other != by) {
+            fleet::service(&paris, other, "resume").await;
+        }
+    }
+    say(
+        "a prefix that vLLM, the native engine or the modelled one computed is found where it is, behind one gateway",
+    );
+    paris.stop().await;
 }
 
 /// A line of the transcript; what was fetched has to be there.

@@ -238,6 +238,9 @@ fn kv_is_copied_between_instances_of_one_kind_only() {
     for (here, there, copied) in [
         (Serving::Pieces, Serving::Pieces, true),
         (Serving::Stored, Serving::Stored, true),
+        (Serving::Slotted, Serving::Slotted, true),
+        (Serving::Slotted, Serving::Stored, false),
+        (Serving::Stored, Serving::Slotted, false),
         (Serving::Pieces, Serving::Stored, false),
         (Serving::Stored, Serving::Pieces, false),
         (Serving::Stored, Serving::Whole, false),

@@ -41,7 +41,7 @@ impl Survey<'_> {
                 instance.role.decodes(),
             ) {
                 (Serving::Pieces, ..) => {}
-                (Serving::Whole | Serving::Stored, _, true) => routes.push(alone),
+                (Serving::Whole | Serving::Stored | Serving::Slotted, _, true) => routes.push(alone),
                 (Serving::Handing(_), true, true) => routes.push(alone),
                 (Serving::Handing(group), true, false) => {
                     groups
@@ -54,7 +54,7 @@ impl Survey<'_> {
                     let load = u64::from(decode_us(instance));
                     groups.entry(group).or_default().decoders.push((load, index));
                 }
-                (Serving::Whole | Serving::Stored | Serving::Handing(_), ..) => {}
+                (Serving::Whole | Serving::Stored | Serving::Slotted | Serving::Handing(_), ..) => {}
             }
         }
         for group in groups.into_values() {

@@ -8,6 +8,7 @@ use portolan_ports::WholeJob;
 use serde::Deserialize;
 use serde_json::Value;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -22,6 +23,9 @@ pub(super) const ROOM: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstr
 
 /// Where vLLM answers which of its engines prefills, unless told otherwise.
 const BOOTSTRAP_PORT: u16 = 8998;
+
+/// What sends a request to one of vLLM's data-parallel ranks.
+const RANK_HEADER: &str = "x-data-parallel-rank";
 
 /// Shortest prompt that is parted: below a block there is nothing to hand over, and two legs cost more than one.
 const SHORTEST: u32 = 32;
@@ -99,6 +103,26 @@ pub(super) fn named_transfer(transfer: &str, bootstrap: &EngineUrl, engine: &str
             r#"{{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":{transfer},"remote_bootstrap_addr":{bootstrap},"remote_engine_id":{engine}}}"#
         ),
     )
+}
+
+/// The data-parallel ranks that a bootstrap server knows, each with its engine's name.
+pub(super) fn ranks(said: &[u8]) -> Vec<(u16, String)> {
+    let said: BTreeMap<String, Value> = serde_json::from_slice(said).unwrap_or_default();
+    let named = said.iter().filter_map(|(rank, about)| {
+        let engine = about.get("engine_id")?.as_str().filter(|name| !name.is_empty())?;
+        Some((rank.parse().ok()?, engine.to_owned()))
+    });
+    named.collect()
+}
+
+/// The same request for one data-parallel rank, whatever rank the client asked for.
+pub(super) fn at_rank(job: WholeJob, rank: u16) -> WholeJob {
+    let others = job.headers.iter().filter(|(name, _)| name != RANK_HEADER);
+    let own = (RANK_HEADER.to_owned(), rank.to_string());
+    WholeJob {
+        headers: others.cloned().chain([own]).collect(),
+        ..job
+    }
 }
 
 /// Where both legs of a request meet, for SGLang: a room of 63 bits at the prefill instance's bootstrap server.
@@ -196,9 +220,9 @@ pub(super) fn is_parted(job: &WholeJob, prompt_tokens: u32) -> bool {
         .is_some_and(|inner| inner.trim_start().starts_with(['"', '[']));
     let lists = many && serde_json::from_str::<Vec<Value>>(prompts).is_ok_and(|list| list.len() > 1);
     let short = says("max_completion_tokens") == "1" || says("max_tokens") == "1";
-    let refused = ["prompt_logprobs", "echo", "use_beam_search"]
-        .into_iter()
-        .any(asks);
+    // Of the prompt's probabilities 0 asks for its own tokens' alone.
+    let prompts_own = says("prompt_logprobs") != "null";
+    let refused = prompts_own || ["echo", "use_beam_search"].into_iter().any(asks);
     prompt_tokens >= SHORTEST && !short && !refused && !lists && !several("n") && !several("best_of")
 }
 
@@ -257,21 +281,39 @@ mod tests {
         assert_eq!(String::from_utf8(sent).unwrap(), expected);
     }
 
-    #[test]
-    fn what_cannot_be_parted_is_not() {
-        let job = |body: &str| WholeJob {
+    fn job(body: &str) -> WholeJob {
+        WholeJob {
             request: RequestId::from_client("r").unwrap(),
             path: WholePath::Completions,
             body: Bytes::copy_from_slice(body.as_bytes()),
             remove: Arc::from([]),
-            headers: Arc::from([]),
+            headers: Arc::from([
+                ("x-own".to_owned(), "1".to_owned()),
+                (RANK_HEADER.to_owned(), "7".to_owned()),
+            ]),
             salt: CacheSalt {
                 text: "s".into(),
                 root: None,
             },
+            prompt: Arc::from([]),
             uncached: 0,
             cancel: Cancel::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_bootstrap_server_names_its_ranks_and_one_of_them_computes() {
+        let said = br#"{"1": {"engine_id": "b", "worker_addr": {}}, "0": {"engine_id": "a"}, "2": {}, "x": {"engine_id": "c"}}"#;
+        assert_eq!(ranks(said), [(0, "a".to_owned()), (1, "b".to_owned())]);
+        assert!(ranks(b"[]").is_empty() && ranks(br#"{"0": {"engine_id": ""}}"#).is_empty());
+        let at = at_rank(job("{}"), 1);
+        let expected = [("x-own", "1"), (RANK_HEADER, "1")];
+        let headers: Vec<_> = at.headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        assert_eq!(headers, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_parted_is_not() {
         for (body, prompt, parted) in [
             (r#"{"prompt":"x"}"#, 100, true),
             (
@@ -285,6 +327,8 @@ mod tests {
             (r#"{"prompt":"x","best_of":2}"#, 100, false),
             (r#"{"prompt":"x","echo":true}"#, 100, false),
             (r#"{"prompt":"x","prompt_logprobs":5}"#, 100, false),
+            (r#"{"prompt":"x","prompt_logprobs":0}"#, 100, false),
+            (r#"{"prompt":"x","prompt_logprobs":-1}"#, 100, false),
             (r#"{"prompt":["x","y"]}"#, 100, false),
             (r#"{"prompt":[[1],[2]]}"#, 100, false),
             (r#"{"prompt":"x","max_tokens":1}"#, 100, false),

@@ -1,4 +1,5 @@
-//! KV that vLLM hands to the host and takes from it: whole blocks in the host's memory, through a local socket.
+//! KV that engines hand to the host and take from it: whole blocks in the host's memory. vLLM's come through a local
+//! socket; what llama.cpp's server saves, `slots` takes apart.
 //!
 //! vLLM's side is the connector in `vllm-connector/`. After a prompt was computed it saves the prompt's full blocks here;
 //! before one is computed it asks how much of it lies here, and takes that instead. So the host can send them to other
@@ -8,6 +9,7 @@
 //! |---|---|
 //! | [`KvStore`] | blocks by name, the longest unused evicted first |
 //! | `frame` | what is said over the socket, byte by byte |
+//! | `parts` | blocks that several workers have in parts |
 //! | `serve` | answers the connector |
 //!
 //! A block is named by the salt its request had and by all tokens up to its end, with the keyed hash that names the
@@ -16,16 +18,18 @@
 //! were not given out, or that nobody may find again, are not kept.
 
 mod frame;
+mod parts;
 mod serve;
 #[cfg(test)]
 mod tests;
 
-pub use serve::KvStoreConfig;
+pub use serve::{KvPlace, KvStoreConfig};
 pub(super) use serve::{bind, run};
 
 use super::salts::SaltBook;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use parts::{Joining, Part};
 use portolan_base::kv::{KvLayout, LayerKv, PieceId};
 use portolan_base::{
     BlockHash, BlockId, CachePart, Group, INDEX_BLOCK_TOKENS, Provenance, TenantKey, Tier, Tokens,
@@ -54,6 +58,12 @@ pub(super) struct Counts {
     pub(super) received: AtomicU64,
     /// Blocks whose bytes were not those of their checksum, or that were gone when they were asked for.
     pub(super) refused: AtomicU64,
+    /// Blocks that came and were not kept: nobody may find them again, or there is no room for even one.
+    pub(super) unkept: AtomicU64,
+    /// Requests that the engine's side left alone.
+    pub(super) aside: AtomicU64,
+    /// Whether the engine's side said that nothing will come: 0 or 1.
+    pub(super) idle: AtomicU64,
 }
 
 /// One instance's blocks.
@@ -65,6 +75,7 @@ pub(super) struct KvStore {
     salts: Arc<SaltBook>,
     events: broadcast::Sender<KvEvent>,
     inner: Mutex<Inner>,
+    joining: Joining,
     pub(super) counts: Counts,
 }
 
@@ -86,6 +97,13 @@ pub(super) struct Block {
     used: u64,
     /// Its index blocks.
     hashes: Arc<[BlockHash]>,
+}
+
+impl Block {
+    /// Whether its bytes are those of its checksum.
+    pub(super) fn is_whole(&self) -> bool {
+        crc32fast::hash(&self.bytes) == self.checksum
+    }
 }
 
 /// Blocks as they are given: a prompt's tokens up to the end of the last, and from which block on.
@@ -116,6 +134,7 @@ impl KvStore {
             salts,
             events,
             inner: Mutex::default(),
+            joining: Joining::default(),
             counts: Counts::default(),
         })
     }
@@ -125,7 +144,13 @@ impl KvStore {
         &self.layout
     }
 
-    fn block_tokens(&self) -> usize {
+    /// The same, to keep.
+    pub(super) fn shared_layout(&self) -> Arc<KvLayout> {
+        Arc::clone(&self.layout)
+    }
+
+    /// Tokens in a block.
+    pub(super) fn block_tokens(&self) -> usize {
         self.layout.block_tokens as usize
     }
 
@@ -133,6 +158,11 @@ impl KvStore {
     pub(super) fn block_bytes(&self) -> usize {
         let block = Tokens(self.layout.block_tokens);
         usize::try_from(self.layout.bytes_to_move(block, Tokens(0)).0).unwrap_or(usize::MAX)
+    }
+
+    /// Blocks that lack a part.
+    pub(super) fn waiting(&self) -> usize {
+        self.joining.waiting()
     }
 
     /// Bytes in use.
@@ -172,6 +202,13 @@ impl KvStore {
 
     /// Keeps blocks, and tells the index. How many of them lie here afterwards; none whose salt nobody may find again.
     pub(super) fn put(&self, given: Given<'_>) -> usize {
+        let came = given.blocks.len();
+        let kept = self.put_found(given);
+        self.counts.unkept.fetch_add((came - kept) as u64, Relaxed);
+        kept
+    }
+
+    fn put_found(&self, given: Given<'_>) -> usize {
         let Some(root) = self.salts.root(Some(given.salt)) else {
             return 0;
         };
@@ -212,12 +249,43 @@ impl KvStore {
         kept
     }
 
+    /// Keeps one worker's parts of blocks: the blocks of which they were the last parts. How many those are.
+    fn put_parts(&self, given: Given<'_>, of: (Part, u64)) -> usize {
+        let (names, pieces) = (self.names(given.salt, given.tokens), self.pieces());
+        let mut whole = Vec::new();
+        let mut first = None;
+        for ((at, name), (bytes, _)) in names.iter().enumerate().skip(given.first).zip(given.blocks) {
+            let joined = self.joining.take(*name, of, bytes, &pieces);
+            // Only those that follow each other are of use together.
+            if let Some(block) = joined
+                && first.is_none_or(|first| first + whole.len() == at)
+            {
+                first.get_or_insert(at);
+                let checksum = crc32fast::hash(&block);
+                whole.push((block, checksum));
+            }
+        }
+        match first {
+            None => 0,
+            Some(first) => self.put(Given {
+                first,
+                blocks: whole,
+                ..given
+            }),
+        }
+    }
+
+    /// Bytes of each layer's piece of a block.
+    fn pieces(&self) -> Vec<usize> {
+        let layers = self.layout.layers.len() as u16;
+        (0..layers).map(|layer| self.piece_bytes(layer)).collect()
+    }
+
     /// The blocks of a prompt as pieces, for another site. A block whose bytes are no longer those of its checksum ends
     /// them.
     pub(super) fn kept(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
         let blocks = self.take(&key.cache_salt(), tokens, 0);
-        let whole = |block: &&Block| crc32fast::hash(&block.bytes) == block.checksum;
-        let whole: Vec<_> = blocks.iter().take_while(whole).collect();
+        let whole: Vec<_> = blocks.iter().take_while(|block| block.is_whole()).collect();
         let refused = (blocks.len() - whole.len()) as u64;
         self.counts.refused.fetch_add(refused, Relaxed);
         let step = self.layout.block_tokens;

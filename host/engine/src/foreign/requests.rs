@@ -2,8 +2,7 @@
 
 use super::hand_over::{self, FIELD, Handing};
 use super::meter::{Delivery, InFlight};
-use super::slots::{self, Slot};
-use super::watch::FILLS_A_BLOCK;
+use super::slots::{self, Keeping, Slot};
 use super::{EngineUrl, ForeignInstance, Make, Shared};
 use crate::splice::{Edit, field, splice};
 use crate::wire::{WireError, whole};
@@ -52,10 +51,10 @@ impl WholeRequests for ForeignInstance {
         let cancel = job.cancel.clone();
         let mut in_flight = shared.meter.sent(job.uncached, delivery(&job));
         let sent = async {
-            let (edits, slot) = shared.taking(params.as_deref()).await;
-            Ok::<_, EngineError>((shared.send(&job, edits).await?, slot))
+            let (edits, taken) = shared.taking(&job, params.as_deref()).await;
+            Ok::<_, EngineError>((shared.send(&job, edits).await?, taken))
         };
-        let (answer, slot) = tokio::select! {
+        let (answer, mut taken) = tokio::select! {
             biased;
             () = cancel.cancelled() => return Err(EngineError::Cancelled),
             answer = sent => answer?,
@@ -65,16 +64,19 @@ impl WholeRequests for ForeignInstance {
             headers: passed(answer.headers()),
         };
         match answer.status().is_success() {
-            true if job.uncached >= FILLS_A_BLOCK => shared.filled_blocks(),
-            true => {}
-            // The engine has begun nothing.
-            false => in_flight.piece(),
+            true => shared.computed(job.uncached),
+            false => {
+                // The engine has begun nothing.
+                in_flight.piece();
+                taken = Taken::Nothing;
+            }
         }
         let body = Box::new(Body {
             body: answer.into_body(),
             in_flight,
             cancel,
-            _slot: slot,
+            shared: Arc::clone(shared),
+            taken,
         });
         Ok(WholeAnswer { head, body })
     }
@@ -141,22 +143,26 @@ impl WholeRequests for ForeignInstance {
 }
 
 impl Shared {
-    /// What a request is told of KV that another instance has, and the slot that KV was restored into.
-    async fn taking<'p>(&self, params: Option<&'p str>) -> (Vec<Edit<'p>>, Option<Slot>) {
+    /// What a request is told of KV that another instance has or the host, and the slot that it was restored into.
+    async fn taking<'p>(&self, job: &WholeJob, params: Option<&'p str>) -> (Vec<Edit<'p>>, Taken) {
+        if let Some(kept) = &self.kept_slots {
+            let (edits, keeping) = self.seated(kept, job).await;
+            return (edits, keeping.map_or(Taken::Nothing, Taken::Kept));
+        }
         match (&self.handing, params) {
-            (_, None) => (vec![Edit::Remove(FIELD)], None),
+            (_, None) => (vec![Edit::Remove(FIELD)], Taken::Nothing),
             (Some(Handing::Slots(slots)), Some(params)) => {
                 let slot = self.restored(slots, params).await;
                 let mut edits = vec![Edit::Remove(FIELD)];
                 edits.extend(slot.iter().flat_map(Slot::edits));
-                (edits, slot)
+                (edits, slot.map_or(Taken::Nothing, Taken::Slot))
             }
             (Some(Handing::Bootstrap { .. }), Some(room)) => {
                 let mut edits = hand_over::room_edits(room);
                 edits.push(Edit::Remove(FIELD));
-                (edits, None)
+                (edits, Taken::Nothing)
             }
-            (_, Some(params)) => (vec![Edit::Set(FIELD, Cow::Borrowed(params))], None),
+            (_, Some(params)) => (vec![Edit::Set(FIELD, Cow::Borrowed(params))], Taken::Nothing),
         }
     }
 
@@ -219,7 +225,10 @@ impl Shared {
         };
         in_flight.piece();
         match status.is_success() {
-            true => Ok(hand_over::read_answer(&body)),
+            true => {
+                self.computed(job.uncached);
+                Ok(hand_over::read_answer(&body))
+            }
             false => Err(EngineError::BadJob(shorten(&body))),
         }
     }
@@ -243,9 +252,12 @@ impl Shared {
             };
             in_flight.piece();
             match status.is_success() {
-                true => Ok(Handed {
-                    cached: hand_over::read_answer(&body).cached,
-                }),
+                true => {
+                    shared.computed(job.uncached);
+                    Ok(Handed {
+                        cached: hand_over::read_answer(&body).cached,
+                    })
+                }
                 false => Err(EngineError::BadJob(shorten(&body))),
             }
         };
@@ -263,10 +275,15 @@ impl Shared {
         // Asked for each request: the engine has another name after a restart, and an old one makes the other leg wait.
         let server = crate::wire::Upstream::new(bootstrap.clone(), None);
         let (_, said) = server.get("/query", BOOTSTRAP).await.map_err(|e| broken(&e))?;
-        let said: Value = serde_json::from_slice(&said).unwrap_or_default();
-        let engine = said["0"]["engine_id"].as_str();
-        let engine =
-            engine.ok_or_else(|| EngineError::Broken("its bootstrap server names no engine".to_owned()))?;
+        let ranks = hand_over::ranks(&said);
+        let drawn = self.random.next_u64() as usize % ranks.len().max(1);
+        let nobody = || EngineError::Broken("its bootstrap server names no engine".to_owned());
+        let (rank, engine) = ranks.get(drawn).ok_or_else(nobody)?;
+        let job = match ranks.len() {
+            1 => job,
+            // The other leg asks the rank that is named to it: the prompt has to be computed there.
+            _ => hand_over::at_rank(job, *rank),
+        };
         let transfer = format!(
             "xfer-{:016x}{:016x}",
             self.random.next_u64(),
@@ -285,13 +302,38 @@ impl Shared {
     }
 }
 
+/// The slot that generates an answer.
+enum Taken {
+    /// Whichever the engine picks.
+    Nothing,
+    /// One that KV was restored into; free once the answer ended.
+    Slot(#[expect(dead_code, reason = "held until the answer ended")] Slot),
+    /// One whose KV the host keeps once the answer ended.
+    Kept(Keeping),
+}
+
 /// A body as it comes.
 struct Body {
     body: Incoming,
     in_flight: InFlight,
     cancel: portolan_ports::Cancel,
-    /// The slot that generates it, where KV was restored into one.
-    _slot: Option<Slot>,
+    shared: Arc<Shared>,
+    taken: Taken,
+}
+
+impl Body {
+    /// The answer is whole.
+    fn ended(&mut self) {
+        self.in_flight.ended();
+        if let Taken::Kept(keeping) = std::mem::replace(&mut self.taken, Taken::Nothing) {
+            let shared = Arc::clone(&self.shared);
+            tokio::spawn(async move {
+                if let Some(kept) = &shared.kept_slots {
+                    shared.keep_slot(kept, keeping).await;
+                }
+            });
+        }
+    }
 }
 
 #[async_trait]
@@ -305,7 +347,7 @@ impl AnswerBody for Body {
             };
             match frame {
                 None => {
-                    self.in_flight.ended();
+                    self.ended();
                     return None;
                 }
                 Some(Err(error)) => {

@@ -3,6 +3,11 @@
 //! finds other tokens in its slot than were sent computes what it does not find. Such a file has no checksum of its own:
 //! the host takes one when it is saved, and compares before it is restored.
 
+mod file;
+mod kept;
+
+pub(super) use kept::{Keeping, KeptSlots};
+
 use super::hand_over::{Said, read_answer};
 use super::meter::Delivery;
 use super::requests::{broken, shorten};
@@ -37,21 +42,45 @@ pub(crate) struct Slots {
 
 #[derive(Debug)]
 struct Free {
-    ids: Arc<Mutex<Vec<u32>>>,
+    idle: Arc<Mutex<Vec<Idle>>>,
     permits: Arc<Semaphore>,
+}
+
+/// A slot that nobody uses.
+#[derive(Debug)]
+struct Idle {
+    id: u32,
+    left: Option<Left>,
+}
+
+/// What an answer left in a slot, as far as the host knows.
+#[derive(Clone, Debug)]
+struct Left {
+    salt: Arc<str>,
+    tokens: Arc<[u32]>,
+}
+
+impl Left {
+    /// Tokens at the beginning of `tokens` that are there, for prompts with this salt.
+    fn of(&self, salt: &str, tokens: &[u32]) -> usize {
+        let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b);
+        if *self.salt == *salt { same.count() } else { 0 }
+    }
 }
 
 /// A slot that nobody else moves KV through until this is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
     id: u32,
-    ids: Arc<Mutex<Vec<u32>>>,
+    left: Option<Left>,
+    idle: Arc<Mutex<Vec<Idle>>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.ids.lock().push(self.id);
+        let left = self.left.take();
+        self.idle.lock().push(Idle { id: self.id, left });
     }
 }
 
@@ -112,14 +141,15 @@ impl Slots {
 }
 
 impl Shared {
-    /// A slot of its own for a request, once one is free.
-    async fn slot(&self, slots: &Slots) -> Result<Slot, EngineError> {
+    /// A slot of its own for a request, once one is free: the one that was left with most of what it `begins` with.
+    async fn slot(&self, slots: &Slots, begins: Option<&Left>) -> Result<Slot, EngineError> {
         let free = slots.free.get_or_try_init(|| async {
             let (_, said) = self.upstream.get("/props", ASK).await.map_err(|e| broken(&e))?;
             let props: Props = serde_json::from_slice(&said)
                 .map_err(|_| EngineError::Broken("it does not say how many slots it has".to_owned()))?;
+            let unused = |id| Idle { id, left: None };
             Ok::<_, EngineError>(Free {
-                ids: Arc::new(Mutex::new((0..props.total_slots).rev().collect())),
+                idle: Arc::new(Mutex::new((0..props.total_slots).map(unused).collect())),
                 permits: Arc::new(Semaphore::new(props.total_slots as usize)),
             })
         });
@@ -127,10 +157,18 @@ impl Shared {
         let permit = Arc::clone(&free.permits).acquire_owned().await;
         let none = || EngineError::Broken("it has no slots".to_owned());
         let permit = permit.map_err(|_| none())?;
-        let id = free.ids.lock().pop().ok_or_else(none)?;
+        let mut idle = free.idle.lock();
+        let there = |slot: &Idle| match (begins, &slot.left) {
+            (Some(begins), Some(left)) => left.of(&begins.salt, &begins.tokens),
+            _ => 0,
+        };
+        // Of equals the first: the longest unused.
+        let best = (0..idle.len()).rev().max_by_key(|at| there(&idle[*at]));
+        let Idle { id, left } = idle.remove(best.ok_or_else(none)?);
         Ok(Slot {
             id,
-            ids: Arc::clone(&free.ids),
+            left,
+            idle: Arc::clone(&free.idle),
             _permit: permit,
         })
     }
@@ -145,7 +183,8 @@ impl Shared {
     }
 
     async fn compute_and_save(&self, slots: &Slots, job: &WholeJob) -> Result<Said, EngineError> {
-        let slot = self.slot(slots).await?;
+        let mut slot = self.slot(slots, None).await?;
+        slot.left = None;
         let mut in_flight = self.meter.sent(job.uncached, Delivery::Streamed);
         let mut edits = hand_over::prefill_edits(None);
         edits.retain(|edit| !matches!(edit, Edit::Set(hand_over::FIELD, _)));
@@ -157,11 +196,8 @@ impl Shared {
         if !status.is_success() {
             return Err(EngineError::BadJob(shorten(&body)));
         }
-        let file = format!(
-            "{PREFIX}{:016x}{:016x}.slot",
-            self.random.next_u64(),
-            self.random.next_u64()
-        );
+        self.computed(job.uncached);
+        let file = self.new_file();
         let done: Result<DidSave, _> = self.act(&slot, "save", &file).await;
         let done = match done {
             Ok(DidSave { n_saved }) => digest_of(slots.folder.join(&file))
@@ -198,7 +234,8 @@ impl Shared {
         let saved: Saved = serde_json::from_str(params).ok()?;
         let here = slots.folder.join(&saved.file);
         let work = async {
-            let slot = self.slot(slots).await.map_err(|e| e.to_string())?;
+            let mut slot = self.slot(slots, None).await.map_err(|e| e.to_string())?;
+            slot.left = None;
             if saved.folder != slots.folder {
                 bring(&saved.path(), &here).await?;
             }
@@ -218,6 +255,12 @@ impl Shared {
             tracing::warn!(instance = %self.description.instance, %reason, "a saved slot cannot be used; it computes");
         })
         .ok()
+    }
+
+    /// A name that no other file has.
+    fn new_file(&self) -> String {
+        let (high, low) = (self.random.next_u64(), self.random.next_u64());
+        format!("{PREFIX}{high:016x}{low:016x}.slot")
     }
 
     async fn act<T: serde::de::DeserializeOwned>(

@@ -1,6 +1,7 @@
 //! The adapter against the modelled engine, against recorded traffic, and against servers that misbehave.
 
 mod golden;
+mod kept;
 mod kv;
 mod llama;
 mod parted;

@@ -37,7 +37,7 @@ const UNHEARD: u32 = 5;
 const UNHEARD_FOR: Duration = Duration::from_secs(10);
 
 /// Fewest tokens to compute that certainly fill a block.
-pub(super) const FILLS_A_BLOCK: u32 = 64;
+const FILLS_A_BLOCK: u32 = 64;
 
 /// What was seen of an engine.
 #[derive(Debug, Default)]
@@ -141,6 +141,9 @@ impl Watcher {
         match tried {
             Ok(()) => {
                 agree::check(&self.shared).await;
+                if let Some(kept) = &self.shared.kept_slots {
+                    self.shared.learn_form(kept).await;
+                }
                 self.introduced = true;
                 tracing::info!(instance = %name, make = self.shared.make.as_str(), "is up");
             }
@@ -178,8 +181,11 @@ impl Shared {
         seen.unheard_since = None;
     }
 
-    /// A request was answered that filled blocks.
-    pub(super) fn filled_blocks(&self) {
+    /// A request was answered that had so many tokens to compute.
+    pub(super) fn computed(&self, tokens: u32) {
+        if tokens < FILLS_A_BLOCK {
+            return;
+        }
         let mut seen = self.seen.lock();
         seen.unheard += 1;
         seen.unheard_since.get_or_insert_with(Instant::now);
@@ -192,16 +198,20 @@ impl Shared {
             .unwrap_or(self.description.model.as_str())
     }
 
-    /// One request, timed.
-    async fn try_out(&self) -> Result<(), String> {
-        let vocabulary = self.description.vocabulary.max(2);
-        let tokens = TRIED_PROMPT.min(self.description.context_tokens.0 / 2).max(1);
-        let drawn = self.random.next_u64();
+    /// A prompt that nobody asked before.
+    pub(super) fn drawn_prompt(&self, tokens: u32) -> Vec<u32> {
+        let (vocabulary, drawn) = (self.description.vocabulary.max(2), self.random.next_u64());
         // Ids from the middle of the vocabulary: its first may be tokens that steer.
         let id = |i: u32| vocabulary / 4 + (i.wrapping_mul(7919) ^ drawn as u32) % (vocabulary / 2).max(1);
+        (0..tokens).map(id).collect()
+    }
+
+    /// One request, timed.
+    async fn try_out(&self) -> Result<(), String> {
+        let tokens = TRIED_PROMPT.min(self.description.context_tokens.0 / 2).max(1);
         let mut body = json!({
             "model": self.model_name(),
-            "prompt": (0..tokens).map(id).collect::<Vec<_>>(),
+            "prompt": self.drawn_prompt(tokens),
             "max_tokens": TRIED_ANSWER,
             "temperature": 0,
             "ignore_eos": true,
@@ -209,7 +219,7 @@ impl Shared {
         });
         if self.make.salts() {
             // Nobody finds these blocks again.
-            body["cache_salt"] = json!(format!("{drawn:016x}"));
+            body["cache_salt"] = json!(format!("{:016x}", self.random.next_u64()));
         }
         let begun = Instant::now();
         let body = Bytes::from(body.to_string());
@@ -320,6 +330,26 @@ impl Shared {
                     "engine_kv_store_loaded_blocks",
                     "blocks that an engine took from the host",
                     Reading::Counter(count(&counts.loaded)),
+                ),
+                sample(
+                    "engine_kv_store_waiting_parts",
+                    "blocks of which a worker of the engine has handed over its part and another has not",
+                    Reading::Gauge(store.waiting() as u64),
+                ),
+                sample(
+                    "engine_kv_store_unkept_blocks",
+                    "blocks that came and were not kept: nobody may find them again, or there is no room for one",
+                    Reading::Counter(count(&counts.unkept)),
+                ),
+                sample(
+                    "engine_kv_store_aside_requests",
+                    "requests whose KV an engine did not offer to the host: adapters, images, no salt",
+                    Reading::Counter(count(&counts.aside)),
+                ),
+                sample(
+                    "engine_kv_store_idle",
+                    "whether an engine has said that it hands no KV to the host; its log and the host's say why",
+                    Reading::Gauge(count(&counts.idle)),
                 ),
                 sample(
                     "engine_kv_store_refused_blocks",

@@ -17,7 +17,7 @@ MAGIC = b"PTKV"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHIIQ")
 
-HELLO, WELCOME, FIND, FOUND, LOAD, BLOCKS, SAVE, SAVED, REFUSED = range(1, 10)
+HELLO, WELCOME, FIND, FOUND, LOAD, BLOCKS, SAVE, SAVED, REFUSED, IDLE, NOTED = range(1, 12)
 
 # Longest JSON and payload that are taken from the host.
 FIELDS_MOST = 1 << 20
@@ -42,7 +42,7 @@ class Client:
     """One connection to a host. Calls from several threads take turns.
 
     ``hello`` says what the engine keeps: engine, layers, kv_heads, head_dim, dtype (``f32``, ``bf16``, ``f16``),
-    block_tokens.
+    block_tokens; and which of several workers' parts of it this is: rank, ranks. A block is this worker's part then.
     """
 
     def __init__(self, path, hello, timeout=5.0):
@@ -54,9 +54,10 @@ class Client:
         self._lock = threading.Lock()
         self.block_bytes = None
 
-    def find(self, salt, tokens):
-        """How many whole blocks of the prompt lie with the host, from the first on."""
-        fields, _ = self._ask(FIND, FOUND, {"salt": salt}, tokens)
+    def find(self, salt, tokens, aside=0):
+        """How many whole blocks of the prompt lie with the host, from the first on. ``aside``: requests that were left
+        alone since the last time."""
+        fields, _ = self._ask(FIND, FOUND, {"salt": salt, "aside": aside}, tokens)
         blocks = fields.get("blocks")
         most = len(tokens) // self._hello["block_tokens"]
         if not isinstance(blocks, int) or not 0 <= blocks <= most:
@@ -78,11 +79,25 @@ class Client:
             blocks.append(block)
         return blocks
 
-    def save(self, salt, tokens, first, blocks):
-        """Hands over blocks, the first of which is the prompt's block ``first``. How many the host keeps."""
-        fields = {"salt": salt, "first": first, "checksums": [zlib.crc32(block) for block in blocks]}
+    def save(self, salt, tokens, first, blocks, turn=0):
+        """Hands over blocks, the first of which is the prompt's block ``first``. How many the host keeps. Parts of several
+        workers are one block where they have the same ``turn``."""
+        checksums = [zlib.crc32(block) for block in blocks]
+        fields = {"salt": salt, "first": first, "checksums": checksums, "turn": turn}
         fields, _ = self._ask(SAVE, SAVED, fields, tokens, blocks)
         return fields.get("blocks", 0)
+
+    def idle(self, engine, reason):
+        """Says that no KV will come from this engine, and why. Instead of a hello: the connection is of no further use."""
+        with self._lock:
+            try:
+                self._open()
+                self._send(IDLE, {"engine": engine, "reason": reason}, [])
+                self._receive(NOTED)
+            except (OSError, ValueError) as error:
+                raise Unreachable(f"{self._path}: {error}") from error
+            finally:
+                self._drop()
 
     def close(self):
         with self._lock:
@@ -111,12 +126,15 @@ class Client:
         if time.monotonic() < self._not_before:
             raise OSError("it was not there a moment ago")
         self._not_before = time.monotonic() + RETRY
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(self._timeout)
-        self._socket.connect(self._path)
+        self._open()
         self._send(HELLO, self._hello, [])
         welcome, _ = self._receive(WELCOME)
         self.block_bytes = welcome["block_bytes"]
+
+    def _open(self):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(self._timeout)
+        self._socket.connect(self._path)
 
     def _send(self, kind, fields, payload):
         text = json.dumps(fields).encode()

@@ -9,40 +9,43 @@ with adapters, images or embeddings are left alone: what their KV depends on is 
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
 
-import torch
 from vllm import __version__ as vllm_version
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from .arrangement import Arrangement
-from .client import PIECE, Client, Unreachable
+from .client import PIECE, Client, Refused, Unreachable
+from .shape import Shape
 
 logger = logging.getLogger("vllm.portolan")
-
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 # Seconds the scheduler waits for the host to say what it has: no request is worth holding up all others for longer.
 FIND_WITHIN = 0.25
 # Seconds the worker waits for blocks.
 LOAD_WITHIN = 10.0
+# Seconds until a host that was not there is told again that nothing will come.
+IDLE_AGAIN = 5.0
 # Saves that wait for the host. Beyond, what is filled is not handed over.
 SAVES_WAITING = 64
 
 
 @dataclass
 class Move:
-    """Blocks of one request: ``ids`` are the engine's, of the prompt's blocks up to the last that is meant."""
+    """Blocks of one request: ``ids`` are the engine's, of the prompt's blocks up to the last that is meant. ``turn`` is
+    another for every move: of several workers' parts of a block only those of one move are one block."""
 
     salt: str
     tokens: list
     first: int
     ids: list
+    turn: int
 
 
 @dataclass
@@ -53,39 +56,9 @@ class Step(KVConnectorMetadata):
     saves: list = field(default_factory=list)
 
 
-class Shape:
-    """What the engine keeps, if it is of the kind that a host takes; else ``reason`` says why not."""
-
-    def __init__(self, config, caches):
-        self.reason = self.hello = None
-        parallel, groups = config.parallel_config, caches.kv_cache_groups
-        spec = groups[0].kv_cache_spec if groups else None
-        windowed = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
-        if parallel.world_size != 1:
-            self.reason = f"{parallel.world_size} workers share each block; one is served"
-        elif len(groups) != 1 or type(spec) is not FullAttentionSpec or windowed:
-            self.reason = "its KV is not blocks of full attention alone"
-        elif spec.dtype not in DTYPES or getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
-            self.reason = f"its KV is {spec.dtype}, keys and values of {spec.head_size}"
-        else:
-            self.layers = sorted(groups[0].layer_names, key=_number)
-            self.width, self.block = spec.head_size, spec.block_size
-            self.hello = {
-                "engine": f"vllm {vllm_version}",
-                "layers": len(self.layers),
-                "kv_heads": spec.num_kv_heads,
-                "head_dim": spec.head_size,
-                "dtype": DTYPES[spec.dtype],
-                "block_tokens": spec.block_size,
-            }
-
-
-def _number(layer):
-    return [int(part) for part in layer.split(".") if part.isdigit()]
-
-
-class PortolanConnector(KVConnectorBase_V1):
-    """See the module."""
+class PortolanConnector(KVConnectorBase_V1, SupportsHMA):
+    """See the module. Models of several cache groups, which it leaves alone, start with a connector that says it knows
+    them, and with no other."""
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -98,19 +71,23 @@ class PortolanConnector(KVConnectorBase_V1):
         socket = transfer.get_from_extra_config("socket", None)
         if not socket:
             raise ValueError("PortolanConnector needs kv_connector_extra_config {'socket': PATH}")
-        self._shape = Shape(vllm_config, kv_cache_config)
         scheduler = role == KVConnectorRole.SCHEDULER
+        self._shape = Shape(vllm_config, kv_cache_config, 0 if scheduler else _rank())
         timeout = FIND_WITHIN if scheduler else LOAD_WITHIN
-        if self._shape.hello is None:
+        hello = self._shape.hello if scheduler else self._shape.part
+        self._client = Client(socket, hello, timeout) if hello else None
+        if not hello:
             logger.warning("no KV is handed to or taken from Portolan: %s", self._shape.reason)
-            self._client = None
-        else:
-            self._client = Client(socket, self._shape.hello, timeout)
         self._quiet = False
+        if scheduler and not hello:
+            # So that whoever watches the host sees it: nothing but speed would show it.
+            threading.Thread(target=self._say_idle, args=(socket,), name="portolan-idle", daemon=True).start()
         # The scheduler's.
         self._found = {}
         self._loads = []
         self._open = {}
+        self._aside = 0
+        self._turn = time.time_ns()
         # The worker's.
         self._layers = vllm_config.compilation_config.static_forward_context
         self._arrangement = None
@@ -118,8 +95,18 @@ class PortolanConnector(KVConnectorBase_V1):
         self._waiting = queue.Queue(SAVES_WAITING)
         if self._client is not None and not scheduler:
             # A connection of its own: what is saved does not hold up what is loaded.
-            self._saver = Client(socket, self._shape.hello, LOAD_WITHIN)
+            self._saver = Client(socket, hello, LOAD_WITHIN)
             threading.Thread(target=self._save, name="portolan-save", daemon=True).start()
+
+    def _say_idle(self, socket):
+        client = Client(socket, {}, LOAD_WITHIN)
+        while True:
+            try:
+                return client.idle(f"vllm {vllm_version}", self._shape.reason)
+            except Refused:
+                return None
+            except Unreachable:
+                time.sleep(IDLE_AGAIN)
 
     def _note(self, error):
         if not self._quiet:
@@ -134,14 +121,16 @@ class PortolanConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         if not self._is_meant(request):
+            self._aside += 1
             return 0, False
         block = self._shape.block
         # One token is left to compute: its logits are the answer's beginning.
         whole = (request.num_tokens - 1) // block
         try:
             tokens = list(request.all_token_ids[: whole * block])
-            found = self._client.find(request.cache_salt, tokens) if whole else 0
+            found = self._client.find(request.cache_salt, tokens, self._aside) if whole else 0
             self._quiet = False
+            self._aside = 0 if whole else self._aside
         except Unreachable as error:
             self._note(error)
             found = 0
@@ -186,7 +175,8 @@ class PortolanConnector(KVConnectorBase_V1):
     def _move(self, request, first, last):
         ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
         tokens = list(request.all_token_ids[: last * self._shape.block])
-        return Move(request.cache_salt, tokens, first, list(ids[:last]))
+        self._turn += 1
+        return Move(request.cache_salt, tokens, first, list(ids[:last]), self._turn)
 
     def update_connector_output(self, connector_output):
         # What was to be handed over in a step that began on blocks which did not come was not.
@@ -201,6 +191,9 @@ class PortolanConnector(KVConnectorBase_V1):
         self._open.pop(request.request_id, None)
         self._found.pop(request.request_id, None)
         return False, None
+
+    def request_finished_all_groups(self, request, block_ids):
+        return self.request_finished(request, block_ids)
 
     # ---- the worker's side
 
@@ -272,7 +265,8 @@ class PortolanConnector(KVConnectorBase_V1):
                 for at in range(0, len(blocks), most):
                     part = blocks[at : at + most]
                     first = move.first + at
-                    self._saver.save(move.salt, move.tokens[: (first + len(part)) * block], first, part)
+                    tokens = move.tokens[: (first + len(part)) * block]
+                    self._saver.save(move.salt, tokens, first, part, move.turn)
             except Unreachable as error:
                 self._note(error)
 
@@ -284,3 +278,9 @@ class PortolanConnector(KVConnectorBase_V1):
         for client in (self._client, getattr(self, "_saver", None)):
             if client is not None:
                 client.close()
+
+
+def _rank():
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank()

@@ -110,13 +110,14 @@ class Talk(unittest.TestCase):
 
         host, client = self.host(reply)
         tokens = list(range(300, 309))
-        self.assertEqual(client.find("s", tokens), 2)
+        self.assertEqual(client.find("s", tokens, 5), 2)
         self.assertEqual(client.load("s", tokens[:8], 0), blocks)
-        self.assertEqual(client.save("s", tokens[:8], 0, blocks), 2)
+        self.assertEqual(client.save("s", tokens[:8], 0, blocks, 9), 2)
         kinds = [kind for kind, _, _ in host.heard]
         self.assertEqual(kinds, [wire.HELLO, wire.FIND, wire.LOAD, wire.SAVE])
         _, fields, payload = host.heard[3]
-        self.assertEqual((fields["salt"], fields["tokens"], fields["first"]), ("s", 8, 0))
+        self.assertEqual((fields["salt"], fields["tokens"], fields["first"], fields["turn"]), ("s", 8, 0, 9))
+        self.assertEqual(host.heard[1][1]["aside"], 5)
         self.assertEqual(payload[:4], (300).to_bytes(4, "little"))
         self.assertEqual(payload[32:], b"".join(blocks))
 
@@ -154,6 +155,15 @@ class Talk(unittest.TestCase):
         _, client = self.host(refuse)
         with self.assertRaisesRegex(Refused, "blocks of 16 here"):
             client.find("s", list(range(9)))
+
+    def test_an_engine_that_hands_nothing_over_says_so_instead_of_a_hello(self):
+        host, client = self.host(lambda *_: frame(wire.NOTED, {}))
+        client.idle("vllm test", "four groups")
+        kind, fields, _ = host.heard[0]
+        self.assertEqual((kind, fields), (wire.IDLE, {"engine": "vllm test", "reason": "four groups"}))
+        _, client = self.host(lambda *_: frame(wire.REFUSED, {"reason": "an older host"}))
+        with self.assertRaisesRegex(Unreachable, "an older host"):
+            client.idle("vllm test", "four groups")
 
     def test_a_host_that_is_not_there_is_not_asked_again_at_once(self):
         wire.RETRY = 60.0

@@ -245,6 +245,7 @@ impl Journey {
             remove: Arc::clone(&original.remove),
             headers: Arc::clone(&original.headers),
             salt,
+            prompt: Arc::clone(&self.request.prompt),
             uncached: self.record.prompt_tokens.saturating_sub(cached),
             cancel: leg.cancel.clone(),
         }

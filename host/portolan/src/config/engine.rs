@@ -4,7 +4,9 @@ use super::{ConfigError, InstanceConfig, SiteConfig};
 use portolan_base::INDEX_BLOCK_TOKENS;
 use portolan_base::kv::KvDtype;
 use portolan_decide::Serving;
-use portolan_engine::foreign::{CommandConfig, Connector, EngineUrl, EventsConfig, KvStoreConfig, Make};
+use portolan_engine::foreign::{
+    CommandConfig, Connector, EngineUrl, EventsConfig, KvPlace, KvStoreConfig, Make,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -63,7 +65,7 @@ pub struct ServerConfig {
     pub kv_events: Option<KvEventsConfig>,
     /// How it hands KV to other instances.
     pub hand_over: Option<HandOverConfig>,
-    /// Where it hands KV to the host and takes it from there: vLLM with Portolan's connector.
+    /// Where it hands KV to the host and takes it from there: vLLM with Portolan's connector, llama.cpp by saved slots.
     pub kv_store: Option<StoreConfig>,
 }
 
@@ -85,15 +87,19 @@ pub struct KvEventsConfig {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StoreConfig {
-    /// The local socket that the host listens at and the connector is given.
-    pub socket: PathBuf,
+    /// vLLM: the local socket that the host listens at and the connector is given.
+    #[serde(default)]
+    pub socket: Option<PathBuf>,
+    /// llama.cpp: the folder that the server saves slots in, its `--slot-save-path`.
+    #[serde(default)]
+    pub folder: Option<PathBuf>,
     /// Most memory of it.
     #[serde(default = "default_store_mib")]
     pub mib: u64,
-    /// Tokens in a block of the engine (its `--block-size`). Sites that copy KV to each other need the same.
+    /// Tokens in a block: of vLLM its `--block-size`, of llama.cpp any. Sites that copy KV to each other need the same.
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
-    /// Number format of its KV, where that is not the one the model's files are in.
+    /// Number format of its KV, where that is not the one the model's files are in; llama.cpp's is `f16` unless said.
     #[serde(default)]
     #[schemars(with = "Option<String>")]
     pub dtype: Option<KvDtype>,
@@ -157,8 +163,13 @@ impl ServerConfig {
 
     /// Where its KV lies with the host.
     pub fn store(&self) -> Option<KvStoreConfig> {
-        self.kv_store.as_ref().map(|store| KvStoreConfig {
-            socket: store.socket.clone(),
+        let store = self.kv_store.as_ref()?;
+        let place = match (&store.socket, &store.folder) {
+            (Some(socket), _) => KvPlace::Socket(socket.clone()),
+            (None, folder) => KvPlace::Slots(folder.clone()?),
+        };
+        Some(KvStoreConfig {
+            place,
             most: store.mib.saturating_mul(1 << 20),
         })
     }
@@ -196,7 +207,11 @@ pub(super) fn serving(site: &SiteConfig, instance: &InstanceConfig) -> Serving {
             .server
             .as_ref()
             .is_some_and(|server| server.kv_store.is_some());
-        return if stored { Serving::Stored } else { Serving::Whole };
+        return match (stored, instance.engine) {
+            (false, _) => Serving::Whole,
+            (true, EngineKind::LlamaCpp) => Serving::Slotted,
+            (true, _) => Serving::Stored,
+        };
     };
     let first = site
         .instances
@@ -216,10 +231,15 @@ pub(super) fn resolve(instance: &mut InstanceConfig, base: &Path) {
         .server
         .as_mut()
         .and_then(|server| server.kv_store.as_mut());
-    if let Some(store) = store
-        && store.socket.is_relative()
+    for path in store
+        .into_iter()
+        .flat_map(|store| [&mut store.socket, &mut store.folder])
     {
-        store.socket = base.join(&store.socket);
+        if let Some(path) = path
+            && path.is_relative()
+        {
+            *path = base.join(&*path);
+        }
     }
     let hand_over = instance
         .server
@@ -268,8 +288,19 @@ pub(super) fn check(
         return wrong("server.kv_events", "llama.cpp has no cache events");
     }
     if let Some(store) = &server.kv_store {
-        if instance.engine != EngineKind::Vllm {
-            return wrong("server.kv_store", "only vLLM has a connector for it");
+        match (instance.engine, &store.socket, &store.folder) {
+            (EngineKind::Vllm, Some(_), None) | (EngineKind::LlamaCpp, None, Some(_)) => {}
+            (EngineKind::Vllm, ..) => {
+                return wrong(
+                    "server.kv_store.socket",
+                    "say where vLLM's connector finds the host, and no folder",
+                );
+            }
+            (EngineKind::LlamaCpp, ..) => {
+                let problem = "say where the server saves slots, its `--slot-save-path`, and no socket";
+                return wrong("server.kv_store.folder", problem);
+            }
+            _ => return wrong("server.kv_store", "only vLLM and llama.cpp hand KV to the host"),
         }
         if server.hand_over.is_some() {
             return wrong(
@@ -351,7 +382,8 @@ mod tests {
             {name: p, model: m, role: prefill, engine: vllm, server: {url: 'http://h:8001', hand_over: {connector: nixl}}}, \
             {name: d, model: m, role: decode, engine: vllm, server: {url: 'http://h:8002', command: [vllm, serve], \
              env: {A: b}, kv_events: {endpoint: 'tcp://h:5557', ranks: 2}, hand_over: {connector: mooncake}}}, \
-            {name: s, model: m, engine: vllm, server: {url: 'http://h:8003', kv_store: {socket: /run/s.sock, mib: 2}}}";
+            {name: s, model: m, engine: vllm, server: {url: 'http://h:8003', kv_store: {socket: /run/s.sock, mib: 2}}}, \
+            {name: l, model: m, engine: llama-cpp, server: {url: 'http://h:8004', kv_store: {folder: /run/slots}}}";
         let config = parse(text, "{name: t, keys: [k]}").unwrap();
         let site = &config.sites[0];
         let all: Vec<Serving> = site.instances.iter().map(|i| serving(site, i)).collect();
@@ -362,7 +394,8 @@ mod tests {
                 Serving::Whole,
                 Serving::Handing(2),
                 Serving::Handing(2),
-                Serving::Stored
+                Serving::Stored,
+                Serving::Slotted
             ]
         );
         let server = site.instances[3].server.as_ref().unwrap();
@@ -374,7 +407,12 @@ mod tests {
         assert_eq!(server.events().unwrap().ranks, 2);
         assert_eq!(server.connector(), Some(Connector::Mooncake { bootstrap: None }));
         let store = site.instances[4].server.as_ref().unwrap().store().unwrap();
-        assert_eq!((store.socket, store.most), ("/run/s.sock".into(), 2 << 20));
+        assert_eq!(
+            (store.place, store.most),
+            (KvPlace::Socket("/run/s.sock".into()), 2 << 20)
+        );
+        let store = site.instances[5].server.as_ref().unwrap().store().unwrap();
+        assert_eq!(store.place, KvPlace::Slots("/run/slots".into()));
     }
 
     #[test]
@@ -405,7 +443,17 @@ mod tests {
             (
                 "{name: v, model: m, engine: llama-cpp, server: {url: 'http://h:1', kv_store: {socket: s}}}",
                 "",
-                "only vLLM",
+                "--slot-save-path",
+            ),
+            (
+                "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', kv_store: {folder: f}}}",
+                "",
+                "vLLM's connector",
+            ),
+            (
+                "{name: v, model: m, engine: sglang, server: {url: 'http://h:1', kv_store: {socket: s}}}",
+                "",
+                "only vLLM and llama.cpp",
             ),
             (
                 "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', kv_store: {socket: s, block_tokens: 24}}}",

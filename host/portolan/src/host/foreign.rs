@@ -1,8 +1,8 @@
 //! Instances of engines that are not ours.
 
 use super::parts::{HostError, Model, Shared};
-use crate::config::{InstanceConfig, SiteConfig};
-use portolan_base::kv::KvLayout;
+use crate::config::{EngineKind, InstanceConfig, SiteConfig};
+use portolan_base::kv::{KvDtype, KvLayout, LayerKv};
 use portolan_engine::foreign::{ForeignConfig, ForeignInstance};
 use portolan_ports::{Engine, EngineDescription};
 use std::sync::Arc;
@@ -45,13 +45,31 @@ fn described(model: &Model, instance: &InstanceConfig) -> EngineDescription {
         .as_ref()
         .and_then(|server| server.kv_store.as_ref());
     let Some(store) = store else { return description };
-    let layout = description.layout.as_ref();
+    let layout = description.layout.as_ref().clone();
+    let slots = instance.engine == EngineKind::LlamaCpp;
+    let usual = if slots { KvDtype::F16 } else { layout.dtype };
     EngineDescription {
         layout: Arc::new(KvLayout {
             block_tokens: store.block_tokens,
-            dtype: store.dtype.unwrap_or(layout.dtype),
-            ..layout.clone()
+            dtype: store.dtype.unwrap_or(usual),
+            layers: match slots {
+                true => layout.layers.into_iter().map(channel_by_channel).collect(),
+                false => layout.layers,
+            },
+            ..layout
         }),
         ..description
+    }
+}
+
+/// Saved slots are kept with each channel's numbers side by side. No other engine's KV has this shape, so that none is
+/// taken for it: llama.cpp rotates other pairs of a head's values than others do.
+fn channel_by_channel(layer: LayerKv) -> LayerKv {
+    match layer {
+        LayerKv::FullAttention { kv_heads, head_dim } => LayerKv::FullAttention {
+            kv_heads: kv_heads.saturating_mul(head_dim),
+            head_dim: 1,
+        },
+        recurrent @ LayerKv::Recurrent { .. } => recurrent,
     }
 }

@@ -37,6 +37,8 @@ pub(super) enum Kind {
     Save = 7,
     Saved = 8,
     Refused = 9,
+    Idle = 10,
+    Noted = 11,
 }
 
 impl Kind {
@@ -51,6 +53,8 @@ impl Kind {
             Self::Save,
             Self::Saved,
             Self::Refused,
+            Self::Idle,
+            Self::Noted,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -101,13 +105,30 @@ pub(super) struct Hello {
     /// `f32`, `bf16` or `f16`.
     pub(super) dtype: String,
     pub(super) block_tokens: u32,
+    /// Which of several workers this is: it has so manieth part of every layer's heads.
+    #[serde(default)]
+    pub(super) rank: u32,
+    /// How many workers there are.
+    #[serde(default = "one")]
+    pub(super) ranks: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What is said instead of a hello by an engine that hands nothing over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Idle {
+    pub(super) engine: String,
+    pub(super) reason: String,
 }
 
 /// The answer to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Welcome {
     pub(super) version: u8,
-    /// Bytes of a block.
+    /// Bytes of a block, or of this worker's part of it.
     pub(super) block_bytes: u64,
     /// Longest payload that is taken.
     pub(super) payload_most: u64,
@@ -124,6 +145,12 @@ pub(super) struct Prompt {
     /// CRC-32 of each block that follows the tokens.
     #[serde(default)]
     pub(super) checksums: Vec<u32>,
+    /// Several workers' parts with the same number are of one block.
+    #[serde(default)]
+    pub(super) turn: u64,
+    /// Requests that the engine left alone since it last said so.
+    #[serde(default)]
+    pub(super) aside: u64,
 }
 
 /// How many blocks: from a prompt's first on in `Found`; of those that were saved in `Saved`.

@@ -3,9 +3,10 @@
 
 use super::super::ForeignError;
 use super::frame::{
-    Checksums, Count, Frame, FrameError, Hello, Kind, PAYLOAD_MOST, Prompt, Refused, VERSION, Welcome,
+    Checksums, Count, Frame, FrameError, Hello, Idle, Kind, PAYLOAD_MOST, Prompt, Refused, VERSION, Welcome,
 };
-use super::{Block, Given, KvStore};
+use super::parts::{Part, RANKS_MOST};
+use super::{Given, KvStore};
 use bytes::{Bytes, BytesMut};
 use portolan_base::kv::{KvDtype, LayerKv};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -16,16 +17,26 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Connections of one engine: its scheduler's and its workers', and those of a process before it that are not closed yet.
-const CONNECTIONS: usize = 16;
+/// Connections of one engine: its scheduler's and two of each worker, and as many of a process before it that are not
+/// closed yet.
+const CONNECTIONS: usize = 2 * (1 + 2 * RANKS_MOST as usize);
 
 /// Where an engine hands its KV over, and how much of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvStoreConfig {
-    /// The socket's path.
-    pub socket: PathBuf,
+    /// Through what.
+    pub place: KvPlace,
     /// Most bytes kept.
     pub most: u64,
+}
+
+/// What an engine's KV goes through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvPlace {
+    /// vLLM with the connector: the local socket that the host listens at.
+    Socket(PathBuf),
+    /// llama.cpp's server: the folder that it saves slots in.
+    Slots(PathBuf),
 }
 
 /// Begins to listen. A socket that an earlier process left is replaced; any other file is left alone.
@@ -78,22 +89,34 @@ async fn connection(store: &KvStore, stream: &mut UnixStream) -> Result<(), Fram
     let Some(first) = Frame::read(stream).await? else {
         return Ok(());
     };
+    if first.kind == Kind::Idle {
+        let idle: Idle = first.fields()?;
+        store.counts.idle.store(1, Relaxed);
+        tracing::warn!(
+            engine = idle.engine,
+            reason = idle.reason,
+            "no KV is handed over by this engine"
+        );
+        let noted = serde_json::Map::new();
+        return Frame::new(Kind::Noted, &noted, Bytes::new())?.write(stream).await;
+    }
     if first.kind != Kind::Hello {
         return Err(FrameError::Content("the first frame is not a hello".to_owned()));
     }
-    let welcome = store.admit(&first.fields()?)?;
+    let (welcome, part) = store.admit(&first.fields()?)?;
+    store.counts.idle.store(0, Relaxed);
     Frame::new(Kind::Welcome, &welcome, Bytes::new())?
         .write(stream)
         .await?;
     while let Some(frame) = Frame::read(stream).await? {
-        store.answer(&frame)?.write(stream).await?;
+        store.answer(&frame, part)?.write(stream).await?;
     }
     Ok(())
 }
 
 impl KvStore {
     /// Whether what the engine says of its KV is what is kept here.
-    fn admit(&self, hello: &Hello) -> Result<Welcome, FrameError> {
+    fn admit(&self, hello: &Hello) -> Result<(Welcome, Part), FrameError> {
         let layout = self.layout();
         let dtype = match layout.dtype {
             KvDtype::F32 => "f32",
@@ -125,48 +148,73 @@ impl KvStore {
                 layout.block_tokens
             )));
         }
-        Ok(Welcome {
+        let part = Part::new(hello.rank, hello.ranks).filter(|part| part.divides(hello.kv_heads.into()));
+        let part = part.ok_or_else(|| {
+            FrameError::Content(format!(
+                "{} is worker {} of {}, for {} heads; each worker has as many heads, and there are at most {RANKS_MOST}",
+                hello.engine, hello.rank, hello.ranks, hello.kv_heads
+            ))
+        })?;
+        let welcome = Welcome {
             version: VERSION,
-            block_bytes: self.block_bytes() as u64,
+            block_bytes: part.bytes(self.block_bytes()) as u64,
             payload_most: PAYLOAD_MOST,
-        })
+        };
+        Ok((welcome, part))
     }
 
-    fn answer(&self, frame: &Frame) -> Result<Frame, FrameError> {
+    fn answer(&self, frame: &Frame, part: Part) -> Result<Frame, FrameError> {
         let prompt: Prompt = frame.fields()?;
         let (tokens, rest) = split(&prompt, &frame.payload)?;
         match frame.kind {
             Kind::Find => {
+                self.counts.aside.fetch_add(prompt.aside, Relaxed);
                 let blocks = self.find(&prompt.salt, &tokens) as u32;
                 Frame::new(Kind::Found, &Count { blocks }, Bytes::new())
             }
-            Kind::Load => self.load(&prompt, &tokens),
-            Kind::Save => self.save(&prompt, &tokens, &rest),
+            Kind::Load => self.load(&prompt, &tokens, part),
+            Kind::Save => self.save(&prompt, (&tokens, &rest), part),
             other => Err(FrameError::Content(format!("{other:?} is not said by an engine"))),
         }
     }
 
     /// The blocks from `first` to the end of the tokens; fewer where some are gone.
-    fn load(&self, prompt: &Prompt, tokens: &[u32]) -> Result<Frame, FrameError> {
-        let most = usize::try_from(PAYLOAD_MOST).unwrap_or(usize::MAX) / self.block_bytes().max(1);
+    fn load(&self, prompt: &Prompt, tokens: &[u32], part: Part) -> Result<Frame, FrameError> {
+        let size = part.bytes(self.block_bytes());
+        let most = usize::try_from(PAYLOAD_MOST).unwrap_or(usize::MAX) / size.max(1);
         let mut blocks = self.take(&prompt.salt, tokens, prompt.first as usize);
         blocks.truncate(most);
+        if !part.is_whole() {
+            // A part has no checksum from where it came from: it gets one, so the whole is looked at before.
+            let whole = blocks.iter().take_while(|block| block.is_whole()).count();
+            blocks.truncate(whole);
+        }
         let wanted = (tokens.len() / self.block_tokens()).saturating_sub(prompt.first as usize);
         self.counts.loaded.fetch_add(blocks.len() as u64, Relaxed);
         let lacking = wanted.saturating_sub(blocks.len()) as u64;
         self.counts.refused.fetch_add(lacking, Relaxed);
-        let mut payload = BytesMut::with_capacity(blocks.len() * self.block_bytes());
-        blocks
-            .iter()
-            .for_each(|block| payload.extend_from_slice(&block.bytes));
-        let checksums = blocks.iter().map(|block: &Block| block.checksum).collect();
+        let mut payload = BytesMut::with_capacity(blocks.len() * size);
+        let mut checksums = Vec::with_capacity(blocks.len());
+        for block in &blocks {
+            let own = part.cut(&block.bytes, self.pieces().into_iter());
+            payload.extend_from_slice(&own);
+            checksums.push(match part.is_whole() {
+                true => block.checksum,
+                false => crc32fast::hash(&own),
+            });
+        }
         Frame::new(Kind::Blocks, &Checksums { checksums }, payload.freeze())
     }
 
     /// Takes blocks whose bytes are those of their checksums. The first that is not ends them: what follows is of no use
     /// without it.
-    fn save(&self, prompt: &Prompt, tokens: &[u32], bytes: &Bytes) -> Result<Frame, FrameError> {
-        let size = self.block_bytes();
+    fn save(
+        &self,
+        prompt: &Prompt,
+        (tokens, bytes): (&[u32], &Bytes),
+        part: Part,
+    ) -> Result<Frame, FrameError> {
+        let size = part.bytes(self.block_bytes());
         let whole = tokens.len() / self.block_tokens();
         let count = prompt.checksums.len();
         if bytes.len() != count * size || prompt.first as usize + count > whole {
@@ -193,13 +241,17 @@ impl KvStore {
             self.counts.refused.fetch_add(damaged, Relaxed);
             tracing::warn!(damaged, "blocks came damaged from the engine and are not kept");
         }
-        let kept = self.put(Given {
+        let given = Given {
             salt: &prompt.salt,
             tokens,
             first: prompt.first as usize,
             blocks,
             about: None,
-        });
+        };
+        let kept = match part.is_whole() {
+            true => self.put(given),
+            false => self.put_parts(given, (part, prompt.turn)),
+        };
         self.counts.saved.fetch_add(kept as u64, Relaxed);
         Frame::new(Kind::Saved, &Count { blocks: kept as u32 }, Bytes::new())
     }

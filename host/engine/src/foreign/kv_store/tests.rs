@@ -1,7 +1,7 @@
 //! The store, and its socket against a connector that says what it should and what it should not.
 
 use super::super::ForeignError;
-use super::frame::{Checksums, Count, Frame, Hello, Kind, Prompt, Refused, Welcome};
+use super::frame::{Checksums, Count, Frame, Hello, Idle, Kind, Prompt, Refused, Welcome};
 use super::*;
 use portolan_base::ModelName;
 use portolan_base::kv::KvDtype;
@@ -167,6 +167,8 @@ fn hello() -> Hello {
         head_dim: 4,
         dtype: "f32".to_owned(),
         block_tokens: 16,
+        rank: 0,
+        ranks: 1,
     }
 }
 
@@ -189,6 +191,8 @@ fn prompt(tokens: &[u32], first: u32, blocks: &[(Bytes, u32)]) -> (Prompt, Vec<u
         tokens: tokens.len() as u32,
         first,
         checksums: blocks.iter().map(|(_, sum)| *sum).collect(),
+        turn: 0,
+        aside: 0,
     };
     let mut payload: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
     blocks
@@ -258,6 +262,107 @@ async fn another_shape_is_refused_with_both_in_words() {
             "{reason}"
         );
     }
+    service.abort();
+}
+
+/// What worker `rank` of two has of a block: one of two heads, of keys and of values, of both layers.
+fn half(block: &Bytes, rank: usize) -> (Bytes, u32) {
+    let head = BLOCK / 8;
+    let own = block.chunks(head).skip(rank).step_by(2);
+    let part = Bytes::from(own.collect::<Vec<_>>().concat());
+    let sum = crc32fast::hash(&part);
+    (part, sum)
+}
+
+#[tokio::test]
+async fn two_workers_save_and_load_their_heads_of_blocks_that_one_would_have_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, mut told) = store(8);
+    let (path, service) = served(folder.path(), &store);
+    let mut workers = Vec::new();
+    for rank in 0..2 {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        let hello = Hello {
+            rank,
+            ranks: 2,
+            ..hello()
+        };
+        let welcome = say(&mut stream, Kind::Hello, &hello, Vec::new()).await;
+        assert_eq!(welcome.fields::<Welcome>().unwrap().block_bytes, BLOCK as u64 / 2);
+        workers.push(stream);
+    }
+    let asked = tokens(1, 40);
+    let whole = [bytes(1).0, bytes(2).0];
+    let mut kept = Vec::new();
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        let halves = [half(&whole[0], rank), half(&whole[1], rank)];
+        let (fields, payload) = prompt(&asked, 0, &halves);
+        let saved = say(worker, Kind::Save, &Prompt { turn: 7, ..fields }, payload).await;
+        kept.push(saved.fields::<Count>().unwrap().blocks);
+    }
+    assert_eq!(kept, [0, 2], "with the last part");
+    let blocks: Vec<_> = store
+        .take(&acme(), &asked, 0)
+        .into_iter()
+        .map(|b| b.bytes)
+        .collect();
+    assert_eq!(blocks, whole);
+    assert!(matches!(told.try_recv(), Ok(KvEvent::Stored { .. })));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        let (fields, payload) = prompt(&asked, 1, &[]);
+        let came = say(worker, Kind::Load, &fields, payload).await;
+        let (part, sum) = half(&whole[1], rank);
+        assert_eq!(came.fields::<Checksums>().unwrap().checksums, [sum]);
+        assert_eq!(came.payload, part);
+    }
+    // A worker alone has blocks of nobody; what it says again is not put together with what another says later.
+    let other = tokens(2, 16);
+    for (rank, turn) in [(0, 8), (1, 9), (1, 8)] {
+        let (fields, payload) = prompt(&other, 0, &[half(&whole[0], rank)]);
+        let saved = say(
+            &mut workers[rank],
+            Kind::Save,
+            &Prompt { turn, ..fields },
+            payload,
+        )
+        .await;
+        assert_eq!(saved.fields::<Count>().unwrap().blocks, 0);
+    }
+    assert_eq!((store.find(&acme(), &other), store.waiting()), (0, 1));
+    for (rank, ranks) in [(2, 2), (0, 3), (0, 65), (0, 0)] {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        let hello = Hello {
+            rank,
+            ranks,
+            ..hello()
+        };
+        let frame = say(&mut stream, Kind::Hello, &hello, Vec::new()).await;
+        let reason = frame.fields::<Refused>().unwrap().reason;
+        assert!(reason.contains(&format!("worker {rank} of {ranks}")), "{reason}");
+    }
+    service.abort();
+}
+
+#[tokio::test]
+async fn an_engine_that_hands_nothing_over_says_so_and_what_it_left_alone_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = store(8);
+    let (path, service) = served(folder.path(), &store);
+    let idle = Idle {
+        engine: "vllm test".to_owned(),
+        reason: "its KV is 4 groups of blocks".to_owned(),
+    };
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    let noted = say(&mut stream, Kind::Idle, &idle, Vec::new()).await;
+    assert_eq!((noted.kind, store.counts.idle.load(Relaxed)), (Kind::Noted, 1));
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    say(&mut stream, Kind::Hello, &hello(), Vec::new()).await;
+    assert_eq!(store.counts.idle.load(Relaxed), 0, "another process of it");
+    let (fields, payload) = prompt(&tokens(1, 16), 0, &[]);
+    say(&mut stream, Kind::Find, &Prompt { aside: 3, ..fields }, payload).await;
+    assert_eq!(store.counts.aside.load(Relaxed), 3);
+    put(&store, "never given out", &tokens(1, 16), &[1]);
+    assert_eq!(store.counts.unkept.load(Relaxed), 1);
     service.abort();
 }
 

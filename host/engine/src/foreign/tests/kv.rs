@@ -9,13 +9,13 @@ use portolan_kv::index::{Holder, Lookup, SharedIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a site's agent keeps of one instance.
-struct Index {
+pub(super) struct Index {
     index: SharedIndex,
     events: broadcast::Receiver<KvEvent>,
 }
 
 impl Index {
-    fn of(instance: &ForeignInstance) -> Self {
+    pub(super) fn of(instance: &ForeignInstance) -> Self {
         Self {
             index: SharedIndex::new(Bytes(1 << 24)),
             events: instance.events(),
@@ -23,7 +23,7 @@ impl Index {
     }
 
     /// Tokens of a tenant's prompt that are held.
-    fn held(&mut self, tenant: &str, prompt: &str) -> u32 {
+    pub(super) fn held(&mut self, tenant: &str, prompt: &str) -> u32 {
         while let Ok(event) = self.events.try_recv() {
             match event {
                 KvEvent::Stored {
@@ -172,11 +172,15 @@ async fn requests_without_events_are_an_alarm() {
             replay: None,
             ranks: 1,
         }),
+        connector: Some(Connector::Nixl),
         ..config(engine.address())
     })
     .await;
-    for n in 0..6 {
+    // Prompts that are computed for another engine fill blocks as well.
+    for n in 0..3 {
         ask(&instance, "acme", &format!("{n} {PROMPT}")).await;
+        let offer = instance.offer(job(&completion(&format!("{n} for another: {PROMPT}"), json!({}))));
+        offer.await.unwrap().prefilling.await.unwrap();
     }
     let begun = Instant::now();
     let silent = || instance.shared.counts.silent.load(Relaxed) == 1;

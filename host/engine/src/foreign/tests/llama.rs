@@ -21,16 +21,31 @@ pub(super) fn python() -> Option<String> {
     python
 }
 
+/// The model's tokenizer and shapes.
+pub(super) fn files() -> (PathBuf, ModelFiles) {
+    let models =
+        std::env::var_os("PORTOLAN_MODEL_DIR").expect("PORTOLAN_MODEL_DIR names the folder of models");
+    let model = Path::new(&models).join(MODEL);
+    let files = ModelFiles::read(&model).unwrap();
+    (model, files)
+}
+
 /// An instance that starts the server; slots and log are in `folder`.
 pub(super) async fn llama(
     python: &str,
     folder: &Path,
     connector: Option<Connector>,
 ) -> (ForeignInstance, SocketAddr) {
-    let models =
-        std::env::var_os("PORTOLAN_MODEL_DIR").expect("PORTOLAN_MODEL_DIR names the folder of models");
-    let model = Path::new(&models).join(MODEL);
-    let files = ModelFiles::read(&model).unwrap();
+    llama_with(python, folder, |config| config.connector = connector).await
+}
+
+/// The same, with more said of it.
+pub(super) async fn llama_with(
+    python: &str,
+    folder: &Path,
+    more: impl FnOnce(&mut ForeignConfig),
+) -> (ForeignInstance, SocketAddr) {
+    let (model, files) = files();
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
@@ -51,11 +66,11 @@ pub(super) async fn llama(
             ready_within: Duration::from_secs(120),
         }),
         text: files.text(),
-        connector,
         ..config(address)
     };
     config.description.vocabulary = files.vocabulary();
     config.description.context_tokens = Tokens(1024);
+    more(&mut config);
     let instance = ForeignInstance::start(config).unwrap();
     let said = || std::fs::read_to_string(folder.join("llama.log")).unwrap_or_default();
     assert!(instance.until_up(Duration::from_secs(120)).await, "{}", said());
@@ -73,6 +88,19 @@ async fn the_real_server_serves_cuts_text_as_the_host_does_and_ends_with_the_ins
         "text is cut as here"
     );
     assert!(instance.load().prefill_ns_per_token > 0);
+    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/texts/alice.txt");
+    let book = std::fs::read_to_string(book).unwrap();
+    let mut compared = 0;
+    for line in book.lines().filter(|line| !line.trim().is_empty()) {
+        let theirs = instance.shared.their_tokens_of_text(line).await.unwrap();
+        assert_eq!(
+            Some(instance.shared.text.encode(line, true).unwrap()),
+            theirs,
+            "{line}"
+        );
+        compared += 1;
+    }
+    assert!(compared > 80, "{compared} lines");
 
     let asked = json!({"max_tokens": 12, "unknown_field": 1});
     let first = answered(&instance, &completion("The capital of France is", asked.clone())).await;

@@ -1,9 +1,14 @@
-//! SGLang: its page, its cache events' salt, and the fields that its two legs meet by, against a server that says what SGLang
-//! was recorded or is documented to say. The real one was not run.
+//! SGLang: its page, its cache events, and the fields that its two legs meet by, against a server that says what SGLang
+//! was recorded or is documented to say, and requests that its own router was recorded to send. The real one was not run.
 
+use super::kv::Index;
 use super::world::*;
 use super::*;
+use crate::splice::{Edit, splice};
+use bytes::Bytes;
+use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use std::net::SocketAddr;
+use zeromq::{PubSocket, Socket, SocketSend, ZmqMessage};
 
 const PAGE: &str = "sglang:num_running_reqs{tp_rank=\"0\"} 2.0\nsglang:num_queue_reqs{tp_rank=\"0\"} 5.0\n\
                     sglang:token_usage{tp_rank=\"0\"} 0.5\n";
@@ -87,4 +92,147 @@ async fn a_client_names_no_room_and_load_is_read() {
     assert_eq!(got, r#"{"model":"tiny","prompt":"x","cache_salt":"acme"}"#);
     let load = alone.load();
     assert_eq!((load.prefill_queued_requests, load.decode_running), (5, 2));
+}
+
+/// What its own router was recorded to send to both engines of a request, which this host says as well: every byte of the
+/// client's, and the same three fields with values of the same kinds.
+#[tokio::test]
+async fn both_legs_are_those_that_sglangs_router_was_recorded_to_send() {
+    let (address, _server) = sglang().await;
+    let prefill = instance(address, None).await;
+    let decode = instance(address, None).await;
+    for n in 0..4 {
+        let path = format!(
+            "{}/../../tests/conformance/engines/sglang/parted_{n}.json",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let legs: Vec<&str> = recorded["legs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|leg| leg.as_str().unwrap())
+            .collect();
+        assert_eq!(legs[0], legs[1], "both get the same");
+        let own = hand_over::ROOM.map(Edit::Remove);
+        let client = String::from_utf8(splice(legs[0].as_bytes(), &own).unwrap()).unwrap();
+        let offer = prefill.offer(job(&client)).await.unwrap();
+        let params = offer.params.clone().unwrap();
+        offer.prefilling.await.unwrap();
+        let got = sent(&decode, &client, Some(params)).await;
+        let (before, after) = got.split_at(client.len() - 1);
+        assert_eq!(before, client.strip_suffix('}').unwrap(), "the client's bytes");
+        assert!(after.contains("\"cache_salt\":\"acme\""), "{after}");
+        let (ours, theirs): (Value, Value) = (
+            serde_json::from_str(&got).unwrap(),
+            serde_json::from_str(legs[0]).unwrap(),
+        );
+        assert!(ours["bootstrap_host"].is_string() && theirs["bootstrap_host"].is_string());
+        for leg in [&ours, &theirs] {
+            let room = leg["bootstrap_room"].as_u64().unwrap();
+            assert!(i64::try_from(room).is_ok(), "63 bits: {room}");
+        }
+        // A router that was told no port sends null, which an engine takes for the same.
+        assert_eq!(
+            (
+                ours["bootstrap_port"].as_u64(),
+                theirs["bootstrap_port"].is_null()
+            ),
+            (Some(8998), true)
+        );
+    }
+}
+
+/// A batch of one stored run of blocks, as SGLang packs it: tagged arrays with a map behind the medium, or maps.
+fn stored(prompt: &str, tagged: bool) -> Vec<u8> {
+    let blocks = prompt.len() / 16;
+    let mut out = Vec::new();
+    write_array_len(&mut out, 3).unwrap();
+    write_f64(&mut out, 1.5).unwrap();
+    write_array_len(&mut out, 1).unwrap();
+    let hashes = |out: &mut Vec<u8>| {
+        write_array_len(out, blocks as u32).unwrap();
+        (0..blocks)
+            .for_each(|n| drop(write_uint(out, 0xfeed_0000 + prompt.len() as u64 * 64 + n as u64).unwrap()));
+    };
+    let tokens = |out: &mut Vec<u8>| {
+        write_array_len(out, 16 * blocks as u32).unwrap();
+        prompt
+            .bytes()
+            .take(16 * blocks)
+            .for_each(|byte| drop(write_uint(out, byte.into()).unwrap()));
+    };
+    let text = |out: &mut Vec<u8>, text: &str| write_str(out, text).unwrap();
+    match tagged {
+        true => {
+            write_array_len(&mut out, 8).unwrap();
+            text(&mut out, "BlockStored");
+            hashes(&mut out);
+            write_nil(&mut out).unwrap();
+            tokens(&mut out);
+            write_uint(&mut out, 16).unwrap();
+            write_nil(&mut out).unwrap();
+            text(&mut out, "GPU");
+            write_map_len(&mut out, 1).unwrap();
+            text(&mut out, "cache_salt");
+            text(&mut out, "acme");
+        }
+        false => {
+            write_map_len(&mut out, 7).unwrap();
+            text(&mut out, "type");
+            text(&mut out, "BlockStored");
+            text(&mut out, "block_hashes");
+            hashes(&mut out);
+            text(&mut out, "parent_block_hash");
+            write_nil(&mut out).unwrap();
+            text(&mut out, "token_ids");
+            tokens(&mut out);
+            text(&mut out, "block_size");
+            write_uint(&mut out, 16).unwrap();
+            text(&mut out, "medium");
+            text(&mut out, "GPU");
+            text(&mut out, "cache_salt");
+            text(&mut out, "acme");
+        }
+    }
+    write_nil(&mut out).unwrap();
+    out
+}
+
+#[tokio::test]
+async fn its_cache_events_are_in_the_index_of_the_tenant_whose_salt_they_bear() {
+    let (address, _server) = sglang().await;
+    let mut publisher = PubSocket::new();
+    let endpoint = publisher.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
+    let instance = up(ForeignConfig {
+        make: Make::Sglang,
+        events: Some(EventsConfig {
+            endpoint,
+            replay: None,
+            ranks: 1,
+        }),
+        ..config(address)
+    })
+    .await;
+    let mut index = Index::of(&instance);
+    instance.expect(&salt("acme"));
+    let prompts = [
+        "0123456789abcdef0123456789abcdef and",
+        "the newer form of it in 32 tokens",
+    ];
+    let mut sequence = 0u64;
+    let until = Instant::now() + Duration::from_secs(10);
+    // Whoever subscribes late misses what was said before.
+    while prompts.iter().any(|prompt| index.held("acme", prompt) < 32) {
+        for (prompt, tagged) in prompts.into_iter().zip([true, false]) {
+            let mut message = ZmqMessage::from(Bytes::from_static(b"kv-events"));
+            message.push_back(Bytes::copy_from_slice(&sequence.to_be_bytes()));
+            message.push_back(stored(prompt, tagged).into());
+            publisher.send(message).await.unwrap();
+            sequence += 1;
+        }
+        assert!(Instant::now() < until, "they never come");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(index.held("globex", prompts[0]), 0);
 }

@@ -132,6 +132,7 @@ pub(super) fn job(body: &str) -> WholeJob {
         remove: Arc::from(["portolan"]),
         headers: Arc::from([("traceparent".to_owned(), "00-abc".to_owned())]),
         salt: salt("acme"),
+        prompt: Arc::from([]),
         uncached: 1000,
         cancel: Cancel::new(),
     }
