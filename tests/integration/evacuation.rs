@@ -44,7 +44,10 @@ fn world(model: &str, change: impl FnOnce(&mut Config)) -> World {
     });
     for site in ["paris", "munich", "virginia"] {
         world.wait("every site hears of the others", || {
-            let fleet = client(&world, site, ADMIN).get("/v1/portolan/fleet").unwrap().body;
+            let fleet = client(&world, site, ADMIN)
+                .get("/v1/portolan/fleet")
+                .unwrap()
+                .body;
             let instances = fleet["instances"].as_array().unwrap();
             instances.len() == 3 && instances.iter().all(|instance| instance["ready"] == true)
         });
@@ -94,7 +97,11 @@ fn what_a_site_is_asked_for_is_elsewhere_once_it_is_emptied() {
         }
         let told = emptied(&world, &json!({"reason": "power"}));
         let evacuation = &told["evacuation"];
-        assert_eq!((&told["service"], &told["idle"]), (&json!("draining"), &json!(true)), "{told}");
+        assert_eq!(
+            (&told["service"], &told["idle"]),
+            (&json!("draining"), &json!(true)),
+            "{told}"
+        );
         assert_eq!(evacuation["moved"], 4, "{told}");
         assert_eq!(evacuation["not_moved"], json!([]), "{told}");
         assert_eq!(evacuation["tokens"], 4 * BLOCKS, "{told}");
@@ -109,7 +116,10 @@ fn what_a_site_is_asked_for_is_elsewhere_once_it_is_emptied() {
             let here = [at("munich", ACME, salt), at("virginia", ACME, salt)];
             assert!(here.contains(&BLOCKS), "{here:?}");
         }
-        let log = client(&world, "paris", ADMIN).get("/v1/portolan/audit").unwrap().body;
+        let log = client(&world, "paris", ADMIN)
+            .get("/v1/portolan/audit")
+            .unwrap()
+            .body;
         let line = &log["data"][0];
         assert_eq!(
             (&line["action"], &line["reason"]),
@@ -133,11 +143,21 @@ fn what_cannot_be_moved_is_named_with_the_reason() {
     ask(&world, "paris", ACME, 1);
     let told = emptied(&world, &json!({"mib": 0}));
     let evacuation = &told["evacuation"];
-    assert_eq!((&evacuation["moved"], &evacuation["bytes"]), (&json!(0), &json!(0)), "{told}");
+    assert_eq!(
+        (&evacuation["moved"], &evacuation["bytes"]),
+        (&json!(0), &json!(0)),
+        "{told}"
+    );
     let not_moved = evacuation["not_moved"].as_array().unwrap();
     let why = |tenant: &str| {
-        let one = not_moved.iter().find(|one| one["tenant"] == tenant).expect("it is named");
-        assert_eq!((one["tokens"].as_u64(), one["asks"].as_u64()), (Some(u64::from(BLOCKS)), Some(1)));
+        let one = not_moved
+            .iter()
+            .find(|one| one["tenant"] == tenant)
+            .expect("it is named");
+        assert_eq!(
+            (one["tokens"].as_u64(), one["asks"].as_u64()),
+            (Some(u64::from(BLOCKS)), Some(1))
+        );
         let block = one["block"].as_str().unwrap();
         let shown = client(&world, "paris", ADMIN).get(&format!("/v1/portolan/kv/blocks/{block}"));
         assert_eq!(shown.unwrap().body["data"][0]["tenant"], tenant);
@@ -153,7 +173,11 @@ fn what_cannot_be_moved_is_named_with_the_reason() {
     assert_eq!(ask(&world, "paris", ACME, 1).0, BLOCKS);
     let told = emptied(&world, &json!({}));
     assert_eq!(told["evacuation"]["moved"], 1, "{told}");
-    assert_eq!(told["evacuation"]["not_moved"].as_array().unwrap().len(), 1, "{told}");
+    assert_eq!(
+        told["evacuation"]["not_moved"].as_array().unwrap().len(),
+        1,
+        "{told}"
+    );
     let again = emptied(&world, &json!({}));
     assert_eq!(again["evacuation"]["there_already"], 1, "{again}");
 }
@@ -179,7 +203,16 @@ fn the_time_bounds_what_is_moved() {
     let not_moved = evacuation["not_moved"].as_array().unwrap();
     assert_eq!(evacuation["prefixes"], 6, "{told}");
     assert!(!not_moved.is_empty(), "{told}");
-    assert_eq!(evacuation["moved"].as_u64().unwrap() + not_moved.len() as u64, 6, "{told}");
-    assert!(not_moved.iter().any(|one| one["why"].as_str().unwrap().contains("the time was over")), "{told}");
+    assert_eq!(
+        evacuation["moved"].as_u64().unwrap() + not_moved.len() as u64,
+        6,
+        "{told}"
+    );
+    assert!(
+        not_moved
+            .iter()
+            .any(|one| one["why"].as_str().unwrap().contains("the time was over")),
+        "{told}"
+    );
     assert_eq!(told["service"], "draining");
 }

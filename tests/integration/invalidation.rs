@@ -201,7 +201,10 @@ fn a_changed_dependency_kills_its_dependants_alone_and_a_tenants_key_reaches_its
 fn a_version_that_is_named_before_its_order_finds_nothing_older() {
     let world = world(|config| {
         // So fast that no model is too small for a fetch to pay.
-        config.links.iter_mut().for_each(|link| link.capacity_mbps = 100_000);
+        config
+            .links
+            .iter_mut()
+            .for_each(|link| link.capacity_mbps = 100_000);
     });
     let asked = |site: &str, ask: Ask, dependencies: Value| {
         let http = world.host.site(site).unwrap().http();
@@ -219,9 +222,17 @@ fn a_version_that_is_named_before_its_order_finds_nothing_older() {
     // Where it was computed, and by a prefill there.
     assert_eq!(asked("virginia", local(1), of("1")), (0, 0));
     assert_eq!(asked("virginia", local(1), of("1")), (BLOCKS, 0));
-    assert_eq!(asked("virginia", local(1), json!([document("b", "5")])), (BLOCKS, 0), "another document");
+    assert_eq!(
+        asked("virginia", local(1), json!([document("b", "5")])),
+        (BLOCKS, 0),
+        "another document"
+    );
     assert_eq!(asked("paris", abroad(1), of("2")), (0, 0), "by a prefill abroad");
-    assert_eq!(asked("virginia", local(1), of("2")), (BLOCKS, 0), "it took the place of the older");
+    assert_eq!(
+        asked("virginia", local(1), of("2")),
+        (BLOCKS, 0),
+        "it took the place of the older"
+    );
     assert_eq!(asked("virginia", local(1), of("1")), (0, 0));
 
     // By a fetch: paris knows that virginia holds it, and gets nothing.
@@ -237,7 +248,11 @@ fn a_version_that_is_named_before_its_order_finds_nothing_older() {
     assert_eq!(asked("paris", local(2), of("2")), (0, 0), "by a fetch");
     let order = json!({"dependency": document("a", "2"), "wait": true});
     invalidate(&world, ADMIN, order).unwrap();
-    assert_eq!(asked("paris", local(2), of("2")), (BLOCKS, 0), "it is of this version");
+    assert_eq!(
+        asked("paris", local(2), of("2")),
+        (BLOCKS, 0),
+        "it is of this version"
+    );
     assert_eq!(asked("virginia", local(2), json!([])), (0, 0), "the older went");
 }
 
@@ -317,10 +332,16 @@ fn where_room_runs_out_a_tenants_policy_chooses_what_goes_of_its_own() {
     }
     let full = used("acme")[0];
     std::thread::sleep(std::time::Duration::from_millis(1200));
-    assert_eq!((used("acme")[0], decisions(ADMIN).len()), (full, 0), "nobody is bound");
+    assert_eq!(
+        (used("acme")[0], decisions(ADMIN).len()),
+        (full, 0),
+        "nobody is bound"
+    );
 
     let half = r#"{"keep_permille": 500}"#;
-    world.push(ACME, ("acme", "invalidation"), &shipped("idle"), half).unwrap();
+    world
+        .push(ACME, ("acme", "invalidation"), &shipped("idle"), half)
+        .unwrap();
     world.wait("acme's policy made room", || used("acme")[0] < full * 6 / 10);
     let said = decisions(ACME);
     let one = said.last().expect("it is written down");
@@ -329,11 +350,25 @@ fn where_room_runs_out_a_tenants_policy_chooses_what_goes_of_its_own() {
         (&"acme".into(), &"tenant".into(), &"ok".into()),
         "{one}"
     );
-    assert!(one["event"]["capacity-pressure"]["used_mib"].as_u64() > Some(0), "{one}");
-    assert!(one["blocks"].as_u64() > Some(0) && one["place"]["instance"] == "p1", "{one}");
-    assert_eq!((used("globex")[0], decisions(GLOBEX).len()), (globex, 0), "it is about its own");
+    assert!(
+        one["event"]["capacity-pressure"]["used_mib"].as_u64() > Some(0),
+        "{one}"
+    );
+    assert!(
+        one["blocks"].as_u64() > Some(0) && one["place"]["instance"] == "p1",
+        "{one}"
+    );
     assert_eq!(
-        [cached(&world, GLOBEX, 1), cached(&world, ACME, latest), cached(&world, ACME, 2)],
+        (used("globex")[0], decisions(GLOBEX).len()),
+        (globex, 0),
+        "it is about its own"
+    );
+    assert_eq!(
+        [
+            cached(&world, GLOBEX, 1),
+            cached(&world, ACME, latest),
+            cached(&world, ACME, 2)
+        ],
         [BLOCKS, BLOCKS, 0],
         "what was used last stayed"
     );

@@ -50,7 +50,8 @@ impl Dependency {
     /// Whether something that depends on `some` must not be mixed with what depends on `others`: both name one thing, at
     /// different versions. What only one of them names is no matter.
     pub fn contradict(some: &[Self], others: &[Self]) -> bool {
-        some.iter().any(|one| others.iter().any(|other| one.contradicts(other)))
+        some.iter()
+            .any(|one| others.iter().any(|other| one.contradicts(other)))
     }
 }
 

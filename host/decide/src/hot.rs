@@ -96,7 +96,11 @@ impl<T: Clone> HotPrompts<T> {
         let mut tenants: BTreeMap<&TenantName, VecDeque<Hot<T>>> = BTreeMap::new();
         let mut taken: HashSet<BlockHash> = HashSet::new();
         for (prompt, blocks, asked) in self.shared(&asks) {
-            if prompt.blocks.get(blocks.wrapping_sub(1)).is_some_and(|last| taken.insert(*last)) {
+            if prompt
+                .blocks
+                .get(blocks.wrapping_sub(1))
+                .is_some_and(|last| taken.insert(*last))
+            {
                 tenants.entry(&prompt.tenant).or_default().push_back(Hot {
                     blocks,
                     asks: asked,
@@ -190,13 +194,25 @@ mod tests {
         ]);
         assert_eq!(
             told(&hot),
-            [(1, 3, 'z'), (2, 2, 'y'), (2, 1, 'w'), (2, 1, 'z'), (3, 1, 'y'), (3, 1, 'x')]
+            [
+                (1, 3, 'z'),
+                (2, 2, 'y'),
+                (2, 1, 'w'),
+                (2, 1, 'z'),
+                (3, 1, 'y'),
+                (3, 1, 'x')
+            ]
         );
     }
 
     #[test]
     fn a_conversation_is_its_latest_prompt_and_counts_all_its_requests() {
-        let hot = noted(&[("a", &[1], 'x'), ("b", &[1], 'o'), ("a", &[1, 2, 3], 'y'), ("a", &[1, 2, 3], 'z')]);
+        let hot = noted(&[
+            ("a", &[1], 'x'),
+            ("b", &[1], 'o'),
+            ("a", &[1, 2, 3], 'y'),
+            ("a", &[1, 2, 3], 'z'),
+        ]);
         let own: Vec<_> = told(&hot).into_iter().filter(|(.., what)| *what != 'o').collect();
         assert!(own.contains(&(3, 3, 'z')), "{own:?}");
         assert!(own.iter().all(|(.., what)| *what == 'z'), "{own:?}");
@@ -204,7 +220,12 @@ mod tests {
 
     #[test]
     fn tenants_take_turns() {
-        let hot = noted(&[("a", &[1], 'p'), ("a", &[2], 'q'), ("a", &[3], 'r'), ("b", &[9], 's')]);
+        let hot = noted(&[
+            ("a", &[1], 'p'),
+            ("a", &[2], 'q'),
+            ("a", &[3], 'r'),
+            ("b", &[9], 's'),
+        ]);
         let order: Vec<char> = told(&hot).into_iter().map(|(.., what)| what).collect();
         assert_eq!(order, ['r', 's', 'q', 'p']);
     }

@@ -264,13 +264,7 @@ impl BlockTier for DiskTier {
         }
     }
 
-    fn holds(
-        &self,
-        id: &BlockId,
-        parent: Option<BlockId>,
-        on: &[Dependency],
-        now: Moment,
-    ) -> Option<Lying> {
+    fn holds(&self, id: &BlockId, parent: Option<BlockId>, on: &[Dependency], now: Moment) -> Option<Lying> {
         let state = self.shared.state.lock();
         state.pool.find_for(id, parent, on, now).map(|block| Lying {
             bytes: block.kv.kv,

@@ -84,7 +84,10 @@ impl Bringing<'_> {
         };
         // Only a fetch that may pay is worth naming all blocks of the prompt for.
         FetchPlan::best(&input, |_| true)?;
-        let has = self.copying.engine.kept(&self.copying.key, &order.tokens, &self.copying.about.dependencies);
+        let has =
+            self.copying
+                .engine
+                .kept(&self.copying.key, &order.tokens, &self.copying.about.dependencies);
         let input = FetchInput {
             has: Tokens(has.tokens),
             ..input

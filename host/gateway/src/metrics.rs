@@ -11,7 +11,7 @@ use crate::error::ErrorKind;
 use crate::policies;
 use fleet::FleetGauges;
 use labels::{Error, Fallback, Policy, Request, Shadow, Stage, Work};
-use portolan_decide::{FleetView, PathRecord, ShadowRecord};
+use portolan_decide::{FleetView, PathRecord, PolicyRecord, ShadowRecord};
 use portolan_policy::QuestionKind;
 use portolan_ports::Sample;
 use prometheus_client::encoding::text::encode;
@@ -179,12 +179,12 @@ impl Metrics {
         if record.kv.quantised.is_some() {
             self.kv_quantised.get_or_create(&work).inc();
         }
-        self.decided(record);
+        self.decided(&record.policies, &record.fallbacks);
     }
 
     /// Counts the policy calls of a request, and its fallbacks.
-    pub fn decided(&self, record: &PathRecord) {
-        for call in &record.policies {
+    pub fn decided(&self, calls: &[PolicyRecord], fallbacks: &[portolan_decide::Fallback]) {
+        for call in calls {
             self.policy_calls.get_or_create(&Policy::of(call)).inc();
             let question = labels::Question {
                 question: call.question.as_str().to_owned(),
@@ -193,7 +193,7 @@ impl Metrics {
                 .get_or_create(&question)
                 .observe(call.micros as f64 / 1e6);
         }
-        for fallback in &record.fallbacks {
+        for fallback in fallbacks {
             self.fallbacks.get_or_create(&Fallback::of(fallback)).inc();
         }
     }

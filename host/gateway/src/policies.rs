@@ -155,8 +155,14 @@ impl PolicyDesk {
 
     /// Has a policy answer that no component stands behind.
     #[cfg(test)]
-    pub(crate) fn bind_for_test(&self, scope: Scope, question: QuestionKind, policy: Arc<dyn portolan_policy::Policy>) {
-        self.table.store(Arc::new(self.table.load().with(scope, question, policy)));
+    pub(crate) fn bind_for_test(
+        &self,
+        scope: Scope,
+        question: QuestionKind,
+        policy: Arc<dyn portolan_policy::Policy>,
+    ) {
+        self.table
+            .store(Arc::new(self.table.load().with(scope, question, policy)));
     }
 
     /// Says what an upload of `component` would be told, and changes nothing.

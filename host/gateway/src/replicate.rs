@@ -169,7 +169,9 @@ impl Replica {
                 result,
             });
         }
-        let has = self.engine.kept(&self.key, &self.order.tokens, &self.about.dependencies);
+        let has = self
+            .engine
+            .kept(&self.key, &self.order.tokens, &self.about.dependencies);
         if has.tokens >= wanted.0 {
             return None;
         }

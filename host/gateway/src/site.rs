@@ -29,8 +29,8 @@ use portolan_base::{
 };
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
-    Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet, Invalidated,
-    PolicyStore, TextModel, Transport,
+    Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet,
+    Invalidated, PolicyStore, TextModel, Transport,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};

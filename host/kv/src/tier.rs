@@ -90,13 +90,7 @@ pub trait BlockTier: Send + Sync {
 
     /// What the tier would have to read to give the block that comes after `parent` to what depends `on` these; none when it
     /// cannot, or the block depends on one of them at another version.
-    fn holds(
-        &self,
-        id: &BlockId,
-        parent: Option<BlockId>,
-        on: &[Dependency],
-        now: Moment,
-    ) -> Option<Lying>;
+    fn holds(&self, id: &BlockId, parent: Option<BlockId>, on: &[Dependency], now: Moment) -> Option<Lying>;
 
     /// The block, verified; none when it is gone, or was found damaged and dropped. May wait for a disk.
     fn read(&self, id: &BlockId, now: Moment) -> Option<Arc<PoolBlock>>;

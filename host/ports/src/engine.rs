@@ -8,8 +8,8 @@ use crate::{Cancel, KvPiece, KvSet, Sample, WholeRequests};
 use async_trait::async_trait;
 use portolan_base::kv::KvLayout;
 use portolan_base::{
-    BlockHash, CachePart, Dependency, InstanceName, ModelName, Moment, Permille, PrefillCurve, Provenance, RequestId,
-    TenantKey, Tokens,
+    BlockHash, CachePart, Dependency, InstanceName, ModelName, Moment, Permille, PrefillCurve, Provenance,
+    RequestId, TenantKey, Tokens,
 };
 use portolan_kv::PoolBlock;
 use portolan_kv::tier::{Card, TierUse, Tiers};

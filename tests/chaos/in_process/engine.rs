@@ -9,7 +9,9 @@ use crate::chaos::history::{Began, BirthId};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use portolan_base::{BlockHash, BlockId, CachePart, Clock, Dependency, Moment, Provenance, TenantKey, Tokens};
+use portolan_base::{
+    BlockHash, BlockId, CachePart, Clock, Dependency, Moment, Provenance, TenantKey, Tokens,
+};
 use portolan_kv::tier::{Card, Epoch, Left, TierUse, Tiers, Top};
 use portolan_kv::{BlockKv, PoolBlock, Selector};
 use portolan_ports::kvset::piece_id;
@@ -134,7 +136,11 @@ impl ChaosEngine {
             .checked_sub(1)
             .map(|at| (ids[at], at.checked_sub(1).map(|at| ids[at])));
         let now = self.clock.now();
-        if beneath.is_some_and(|(id, parent)| self.tiers.each()[0].holds(&id, parent, &about.dependencies, now).is_none()) {
+        if beneath.is_some_and(|(id, parent)| {
+            self.tiers.each()[0]
+                .holds(&id, parent, &about.dependencies, now)
+                .is_none()
+        }) {
             return;
         }
         if !open.allows(&block, &ids[..index], since) {

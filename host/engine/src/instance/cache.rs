@@ -12,8 +12,8 @@ use bytes::Bytes as Buffer;
 use parking_lot::Mutex;
 use portolan_base::kv::{KvLayout, LayerKv};
 use portolan_base::{
-    BlockHash, BlockId, Bytes, CachePart, Clock, Dependency, INDEX_BLOCK_TOKENS, Moment, Permille, Provenance, TenantKey,
-    Tokens,
+    BlockHash, BlockId, Bytes, CachePart, Clock, Dependency, INDEX_BLOCK_TOKENS, Moment, Permille,
+    Provenance, TenantKey, Tokens,
 };
 use portolan_kv::tier::{Below, Card, Epoch, Left, TierUse, Tiers, Top};
 use portolan_kv::{BlockKv, BlockWindow, HeldBlocks, PoolBlock, PoolConfig, PrefixPool, Reuse, Selector};
@@ -212,7 +212,9 @@ impl Cache {
             let demoted = falling.flat_map(|block| self.tiers.demote(block, &open, now));
             replaced.chain(demoted).collect()
         } else {
-            replaced.chain(falling.map(|block| block.as_ref().into())).collect()
+            replaced
+                .chain(falling.map(|block| block.as_ref().into()))
+                .collect()
         };
         self.tell_removed(&gone);
         if inserted.added {

@@ -166,8 +166,9 @@ async fn kv_of_another_length_or_model_is_not_kept() {
     let (holder, taker) = (start(&model), start(&model));
     let tokens = prompt(128);
     prefill(&holder, prefill_job(&tokens, 0)).await.unwrap();
-    let set =
-        |layout, tokens| KvSet::assemble(layout, tokens, holder.kept(&key(), &prompt(128), &[]).pieces).unwrap();
+    let set = |layout, tokens| {
+        KvSet::assemble(layout, tokens, holder.kept(&key(), &prompt(128), &[]).pieces).unwrap()
+    };
     let layout = Arc::clone(&taker.describe().layout);
     let mut other = layout.as_ref().clone();
     other.model_version += 1;

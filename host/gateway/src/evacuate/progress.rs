@@ -115,13 +115,19 @@ impl Progress {
 impl NotMoved {
     fn new(site: &Site, hot: &Hot<Served>, why: String) -> Self {
         let order = &hot.what.order;
-        let layout = site.parts.models.get(&order.model).map(|model| &model.description.layout);
+        let layout = site
+            .parts
+            .models
+            .get(&order.model)
+            .map(|model| &model.description.layout);
         let block = layout.map(|layout| {
             let tokens = order.tokens.get(..hot.blocks * layout.block_tokens as usize);
             let tokens = tokens.unwrap_or(&order.tokens);
             let version = site.model_version(layout);
             let key = site.cache_key(&order.tenant, (layout, version), tokens);
-            let last = BlockId::chain(&key, tokens, layout.block_tokens as usize).last().copied();
+            let last = BlockId::chain(&key, tokens, layout.block_tokens as usize)
+                .last()
+                .copied();
             (last, tokens.len() as u64)
         });
         let (last, tokens) = block.unwrap_or_default();

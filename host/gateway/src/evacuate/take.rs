@@ -47,7 +47,11 @@ pub(super) async fn hand_over(site: &Site, run: &Run, hot: &Hot<Served>) -> Outc
         return Outcome::without_bytes(End::Gone);
     };
     let may_keep = prefix.may_keep(&site.parts.fleet.view());
-    if !(0u32..).map(SiteIndex).zip(&may_keep).any(|(at, may)| *may && at != site.parts.index) {
+    if !(0u32..)
+        .map(SiteIndex)
+        .zip(&may_keep)
+        .any(|(at, may)| *may && at != site.parts.index)
+    {
         return Outcome::not_moved("the residency answer lets it stay at no other site");
     }
     let mut failed: Vec<SiteIndex> = Vec::new();
@@ -62,12 +66,15 @@ pub(super) async fn hand_over(site: &Site, run: &Run, hot: &Hot<Served>) -> Outc
         let taker = match prefix.taker(&view, &may_keep, &failed) {
             Ok(taker) => taker,
             Err(Nobody::Busy) => {
-                why.get_or_insert_with(|| "the links to who could take it were past their congestion mark".to_owned());
+                why.get_or_insert_with(|| {
+                    "the links to who could take it were past their congestion mark".to_owned()
+                });
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
             Err(Nobody::There) => {
-                let none = "no other site that may keep it has an instance ready for it, over a link that is up";
+                let none =
+                    "no other site that may keep it has an instance ready for it, over a link that is up";
                 why.get_or_insert_with(|| none.to_owned());
                 break;
             }
@@ -78,7 +85,10 @@ pub(super) async fn hand_over(site: &Site, run: &Run, hot: &Hot<Served>) -> Outc
         }
         let size = prefix.size(lacking);
         if !run.progress.lock().reserve(size, run.bounds.most) {
-            why = Some(format!("its {} MiB are more than was left of the bound", (size.0 >> 20).max(1)));
+            why = Some(format!(
+                "its {} MiB are more than was left of the bound",
+                (size.0 >> 20).max(1)
+            ));
             break;
         }
         let outcome = prefix.order(&taker, run.bounds.until.since(now)).await;
@@ -162,7 +172,9 @@ impl<'a> Prefix<'a> {
             ..self.served.subject
         };
         let place = (view, parts.index);
-        let answer = without_holding_up_others(|| Placements::ask(&policies, subject, &[], place, &mut asker));
+        let answer = without_holding_up_others(&policies, || {
+            Placements::ask(&policies, subject, &[], place, &mut asker)
+        });
         let may_leave = answer.allows(parts.index);
         let sites = (0u32..).map(SiteIndex).zip(&view.sites);
         sites
@@ -176,7 +188,10 @@ impl<'a> Prefix<'a> {
     fn taker(&self, view: &FleetView, may_keep: &[bool], failed: &[SiteIndex]) -> Result<Taker, Nobody> {
         let here = self.site.parts.index;
         let names = self.site.parts.fleet.names();
-        let model = names.models.iter().position(|name| *name == self.served.order.model.as_str());
+        let model = names
+            .models
+            .iter()
+            .position(|name| *name == self.served.order.model.as_str());
         let could = |instance: &InstanceView| {
             let may = may_keep.get(instance.site.0 as usize).copied().unwrap_or(false);
             let fits = Some(instance.model as usize) == model
@@ -185,7 +200,9 @@ impl<'a> Prefix<'a> {
                 && instance.standing.is_ready();
             // The order goes over the one, the KV over the other.
             let ways = [(instance.site, here), (here, instance.site)];
-            let up = ways.iter().all(|(from, to)| view.link(*from, *to).is_some_and(|link| link.up));
+            let up = ways
+                .iter()
+                .all(|(from, to)| view.link(*from, *to).is_some_and(|link| link.up));
             may && fits && up && instance.site != here && !failed.contains(&instance.site)
         };
         let is_free = |instance: &InstanceView| {
@@ -201,7 +218,11 @@ impl<'a> Prefix<'a> {
             .into_iter()
             .max_by_key(|(index, instance)| (holds(*index), std::cmp::Reverse((instance.kv_used, *index))));
         let Some((index, instance)) = best else {
-            return Err(if busy.is_empty() { Nobody::There } else { Nobody::Busy });
+            return Err(if busy.is_empty() {
+                Nobody::There
+            } else {
+                Nobody::Busy
+            });
         };
         let peer = view.site(instance.site).ok_or(Nobody::There)?;
         Ok(Taker {

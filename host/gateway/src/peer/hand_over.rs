@@ -7,7 +7,9 @@ use crate::copy::{Copied, Copying, Holder, Uncopied};
 use crate::site::Site;
 use portolan_base::kv::KvManifest;
 use portolan_base::{BlockHash, Provenance, SiteName, TenantKey, Tokens};
-use portolan_ports::{Engine, FetchReport, HeldPrefix, KvOrder, OrderPurpose, PieceSink, PrefillReport, Retention};
+use portolan_ports::{
+    Engine, FetchReport, HeldPrefix, KvOrder, OrderPurpose, PieceSink, PrefillReport, Retention,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +48,11 @@ pub(super) async fn take(
         let holder = holder(site, peer, (&key, &order))?;
         let outcome = copy(site, engine, (key, &order), (&holder, &has), sink.as_mut()).await?;
         let (tokens, bytes, failed) = match &outcome {
-            Ok(copied) => (copied.tokens, copied.bytes, copied.cut_short.as_ref().map(ToString::to_string)),
+            Ok(copied) => (
+                copied.tokens,
+                copied.bytes,
+                copied.cut_short.as_ref().map(ToString::to_string),
+            ),
             Err(uncopied) => (Tokens(0), uncopied.bytes(), Some(uncopied.to_string())),
         };
         report.cached += tokens.0;
@@ -82,13 +88,24 @@ fn holder(site: &Site, peer: &SiteName, (key, order): (&TenantKey, &KvOrder)) ->
         .fleet
         .held(&order.model, &BlockHash::chain(key, &order.tokens));
     let at = super::index_of(site, peer)?;
-    let model = parts.fleet.names().models.iter().position(|name| *name == order.model.as_str());
+    let model = parts
+        .fleet
+        .names()
+        .models
+        .iter()
+        .position(|name| *name == order.model.as_str());
     let most = view
         .indexed()
         .filter(|(_, instance)| instance.site == at && instance.serving.is_pieces())
         .filter(|(_, instance)| Some(instance.model as usize) == model)
-        .max_by_key(|(index, _)| (held.get(index.0 as usize).copied().unwrap_or(0), std::cmp::Reverse(*index)));
-    let (_, instance) = most.ok_or_else(|| format!("no instance of {peer} is known to serve {}", order.model))?;
+        .max_by_key(|(index, _)| {
+            (
+                held.get(index.0 as usize).copied().unwrap_or(0),
+                std::cmp::Reverse(*index),
+            )
+        });
+    let (_, instance) =
+        most.ok_or_else(|| format!("no instance of {peer} is known to serve {}", order.model))?;
     Ok(Holder {
         site: peer.clone(),
         instance: instance.name.clone(),

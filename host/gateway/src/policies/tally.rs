@@ -48,11 +48,7 @@ struct Tally {
 }
 
 impl Tallies {
-    fn of(
-        &mut self,
-        call: &PolicyRecord,
-        tenant: Option<&TenantName>,
-    ) -> Option<(PolicySlot, &mut Tally)> {
+    fn of(&mut self, call: &PolicyRecord, tenant: Option<&TenantName>) -> Option<(PolicySlot, &mut Tally)> {
         let scope = scope_of(call, tenant)?;
         let slot = PolicySlot::new(scope, call.question);
         let versions = self.0.entry(slot.clone()).or_default();

@@ -118,8 +118,8 @@ fn a_few_tenants_that_fill_the_site_give_way_to_another() {
         .keep("x".into(), prompt("late", 1, 10), NOW)
         .expect("eight tenants cannot keep a ninth out");
     assert!(known(&prompts, "x", "late", NOW));
-    let left = (0..32).filter(|n| known(&prompts, &format!("{n}"), &format!("t{}", n / 4), NOW));
-    let gone: Vec<_> = (0..32)
+    let left = (0..32_usize).filter(|n| known(&prompts, &format!("{n}"), &format!("t{}", n / 4), NOW));
+    let gone: Vec<_> = (0..32_usize)
         .filter(|n| !known(&prompts, &format!("{n}"), &format!("t{}", n / 4), NOW))
         .collect();
     assert_eq!(left.count(), 31, "one of them made room: {gone:?}");

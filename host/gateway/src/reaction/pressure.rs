@@ -182,7 +182,10 @@ fn due<'b>(
     (place, usage): (&Place, &TierUse),
     now: Moment,
 ) -> Vec<Due<'b>> {
-    let all = bound.platform.iter().map(|policy| (policy, None, Some(Fullness::of(usage))));
+    let all = bound
+        .platform
+        .iter()
+        .map(|policy| (policy, None, Some(Fullness::of(usage))));
     let own = bound
         .tenants
         .iter()
@@ -252,7 +255,10 @@ mod tests {
         assert!(!due(949, 0));
         assert!(due(950, 1));
         assert!(!due(999, 2), "it was asked");
-        assert!(!due(920, 30) && !due(980, 31), "it never went beneath the low mark");
+        assert!(
+            !due(920, 30) && !due(980, 31),
+            "it never went beneath the low mark"
+        );
         assert!(!due(919, 32));
         assert!(!due(949, 33));
         assert!(due(950, 34), "down, and up again");

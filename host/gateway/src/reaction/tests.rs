@@ -159,6 +159,10 @@ fn the_built_in_rules_say_of_pressure_what_they_say_as_components() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(ids(&said("idle")), [1], "down to nine tenths, its own, the oldest first");
+    assert_eq!(
+        ids(&said("idle")),
+        [1],
+        "down to nine tenths, its own, the oldest first"
+    );
     assert!(said("version").is_empty() && said("dependency").is_empty());
 }

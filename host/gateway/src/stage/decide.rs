@@ -71,6 +71,7 @@ impl Journey {
     async fn ask(&mut self, held: &[u32]) -> Result<Vec<Route>, Fault> {
         let seed = self.site.parts.random.next_u64();
         let mut deferrals = Deferrals::default();
+        let before = (self.record.policies.len(), self.record.fallbacks.len());
         loop {
             match self.decide_once(held, seed)? {
                 Decision::Go(plan) => {
@@ -82,11 +83,20 @@ impl Journey {
                     let Some(hold) = deferrals.hold(ms, self.now()) else {
                         return Err(Fault::Refused(held_too_long()));
                     };
+                    self.count_round(before);
                     tokio::time::sleep(hold).await;
                     self.fleet = self.site.parts.fleet.view();
                 }
             }
         }
+    }
+
+    /// The record keeps the last round; what one before it cost counts all the same.
+    fn count_round(&mut self, (policies, fallbacks): (usize, usize)) {
+        let calls = self.record.policies.split_off(policies);
+        let given_up = self.record.fallbacks.split_off(fallbacks);
+        self.site.metrics.decided(&calls, &given_up);
+        rollout::count_calls(&self.site, Some(&self.record.tenant), &calls);
     }
 
     fn decide_once(&mut self, held: &[u32], seed: u64) -> Result<Decision, Fault> {
@@ -114,18 +124,13 @@ impl Journey {
                 instead = %fallback.to, reason = %fallback.reason, "a policy gave no usable answer"
             );
         }
-        if !self.record.policies.is_empty() {
-            // The record keeps the last round; what the one before it cost counts all the same.
-            self.site.metrics.decided(&self.record);
-            rollout::count_calls(&self.site, Some(&self.record.tenant), &self.record.policies);
-        }
         self.record.request = record.request;
         self.record.candidates = record.candidates;
         self.record.left_out = record.left_out;
         self.record.placements = record.placements;
         self.record.verdicts = record.verdicts;
-        self.record.policies = record.policies;
-        self.record.fallbacks = record.fallbacks;
+        self.record.policies.extend(record.policies);
+        self.record.fallbacks.extend(record.fallbacks);
     }
 
     fn facts(&self, seed: u64) -> Result<RequestFacts, Fault> {

@@ -43,7 +43,9 @@ impl Journey {
             }
         }
         if self.may_reuse() {
-            brought.held = leg.decoder.held(&self.key, &self.prefill_tokens(), &self.about.dependencies);
+            brought.held = leg
+                .decoder
+                .held(&self.key, &self.prefill_tokens(), &self.about.dependencies);
         }
         self.note_stage("fetch", begun);
         brought

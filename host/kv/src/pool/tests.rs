@@ -425,7 +425,8 @@ fn what_depends_on_a_document_at_another_version_is_not_used_and_makes_way() {
     for path in [&[0][..], &[0, 1], &[0, 1, 2]] {
         pool.insert(block_of(old.clone(), path, 10), NOW);
     }
-    let found = |pool: &mut PrefixPool, about: &Provenance| pool.lookup(&chain(&[0, 1, 2]), about, NOW).blocks.len();
+    let found =
+        |pool: &mut PrefixPool, about: &Provenance| pool.lookup(&chain(&[0, 1, 2]), about, NOW).blocks.len();
     assert_eq!(found(&mut pool, &new), 0);
     assert_eq!(found(&mut pool, &old), 3, "looking bound nothing");
     assert_eq!(found(&mut pool, &acme()), 3, "who names no version may use any");
@@ -442,7 +443,10 @@ fn what_depends_on_a_document_at_another_version_is_not_used_and_makes_way() {
     );
     let inserted = pool.insert(block_of(new.clone(), &[0], 10), NOW);
     assert!(inserted.added && inserted.evicted.is_empty());
-    assert_eq!(set_of(&inserted.replaced), [id(&[0]), id(&[0, 1]), id(&[0, 1, 2])].into());
+    assert_eq!(
+        set_of(&inserted.replaced),
+        [id(&[0]), id(&[0, 1]), id(&[0, 1, 2])].into()
+    );
     assert_eq!((found(&mut pool, &new), found(&mut pool, &old)), (1, 0));
     let order = Selector::Outdated {
         by: naming(&[("a", "2")]).dependencies[0].clone(),
@@ -484,10 +488,17 @@ fn no_block_depends_on_one_thing_at_two_versions() {
     pool.insert(block_of(naming(&[("a", "1"), ("b", "1")]), &[0], 10), NOW);
     pool.insert(block_of(naming(&[("a", "2")]), &[0, 1], 10), NOW);
     let child = pool.see(&id(&[0, 1])).unwrap().dependencies;
-    let mut names: Vec<_> = child.iter().map(|d| (d.name.as_str(), d.version.as_str())).collect();
+    let mut names: Vec<_> = child
+        .iter()
+        .map(|d| (d.name.as_str(), d.version.as_str()))
+        .collect();
     names.sort_unstable();
     assert_eq!(names, [("a", "2"), ("b", "1")]);
     pool.insert(block_of(about(Scope::Public, &[]), &[9], 10), NOW);
     let anyone = naming(&[("a", "5")]);
-    assert_eq!(pool.lookup(&chain(&[9]), &anyone, NOW).blocks.len(), 1, "nothing binds what is public");
+    assert_eq!(
+        pool.lookup(&chain(&[9]), &anyone, NOW).blocks.len(),
+        1,
+        "nothing binds what is public"
+    );
 }

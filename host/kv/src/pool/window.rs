@@ -76,7 +76,9 @@ impl<K: Kept> PrefixPool<K> {
         let Some(window) = self.window else {
             return self.lease(chain, on, now).into();
         };
-        let held = self.needed(window, chain, |id, parent| self.find_for(id, parent, on, now).is_some());
+        let held = self.needed(window, chain, |id, parent| {
+            self.find_for(id, parent, on, now).is_some()
+        });
         for (_, block) in &held.blocks {
             self.touch(&block.id, now, 0);
         }

@@ -34,17 +34,15 @@ impl BlockTier for HostTier {
         Offered {
             taken: pool.see(&id).is_some(),
             displaced: inserted.evicted,
-            gone: inserted.replaced.iter().map(|block| block.as_ref().into()).collect(),
+            gone: inserted
+                .replaced
+                .iter()
+                .map(|block| block.as_ref().into())
+                .collect(),
         }
     }
 
-    fn holds(
-        &self,
-        id: &BlockId,
-        parent: Option<BlockId>,
-        on: &[Dependency],
-        now: Moment,
-    ) -> Option<Lying> {
+    fn holds(&self, id: &BlockId, parent: Option<BlockId>, on: &[Dependency], now: Moment) -> Option<Lying> {
         let pool = self.0.lock();
         pool.find_for(id, parent, on, now).map(|block| lying(&block.kv))
     }

@@ -202,7 +202,8 @@ impl Tiers {
         for (position, id) in chain.iter().enumerate().skip(held) {
             let parent = position.checked_sub(1).map(|before| chain[before]);
             let mut tiers = self.tiers.iter().enumerate();
-            let Some((tier, lying)) = tiers.find_map(|(at, tier)| Some((at, tier.holds(id, parent, &about.dependencies, now)?)))
+            let Some((tier, lying)) =
+                tiers.find_map(|(at, tier)| Some((at, tier.holds(id, parent, &about.dependencies, now)?)))
             else {
                 break;
             };
@@ -274,7 +275,11 @@ impl Tiers {
                 true => Vec::new(),
                 false => places(&nothing(), &above),
             };
-            new = on_top.into_iter().map(|(id, _)| id).filter(|id| !all.contains(id)).collect();
+            new = on_top
+                .into_iter()
+                .map(|(id, _)| id)
+                .filter(|id| !all.contains(id))
+                .collect();
         }
         let mut forgotten = Forgotten::default();
         let copies = places(&Selector::Blocks(Arc::new(all)), &[]);

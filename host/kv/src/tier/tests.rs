@@ -291,7 +291,10 @@ fn what_depends_on_another_version_is_not_given_and_makes_way_in_a_tier() {
     let found = |version: &str| ids(&tiers.below(&[id(1), id(2)], 0, &about("acme", version), NOW));
     assert_eq!((found("1"), found("2")), (2, 0));
     let gone = tiers.demote(Arc::new(newer(1)), &tiers.open(), NOW);
-    assert_eq!(gone.iter().map(|left| left.id).collect::<HashSet<_>>(), [id(1), id(2)].into());
+    assert_eq!(
+        gone.iter().map(|left| left.id).collect::<HashSet<_>>(),
+        [id(1), id(2)].into()
+    );
     assert_eq!((found("1"), found("2")), (0, 1));
     tiers.demote(Arc::new(newer(2)), &tiers.open(), NOW);
     assert_eq!((found("1"), found("2")), (0, 2));
@@ -354,10 +357,18 @@ fn an_order_about_a_block_reaches_what_may_have_been_computed_on_it_across_a_gap
         block: id(block),
         of: about(tenant, "1").scope.clone(),
     };
-    assert_eq!(left(&Selector::Block(id(1))), [6], "whoever's: nobody knows what 8 lay on");
+    assert_eq!(
+        left(&Selector::Block(id(1))),
+        [6],
+        "whoever's: nobody knows what 8 lay on"
+    );
     assert_eq!(left(&owned(1, "acme")), [6, 8]);
     assert_eq!(left(&owned(7, "globex")), [1, 3, 4, 6]);
-    assert_eq!(left(&Selector::Block(id(5))), [1], "and 6, which is known to lie on it");
+    assert_eq!(
+        left(&Selector::Block(id(5))),
+        [1],
+        "and 6, which is known to lie on it"
+    );
     let other = Selector::Outdated {
         by: Dependency {
             name: "e".to_owned(),

@@ -86,11 +86,7 @@ fn change(verb: &str, args: &SiteArgs) -> Result<Value, Failure> {
 }
 
 /// The site as it is once it is idle and has handed over what it could, or after `within`.
-fn evacuate(
-    args: &SiteArgs,
-    (within, mib): (Duration, u64),
-    told: impl Fn(&str),
-) -> Result<Value, Failure> {
+fn evacuate(args: &SiteArgs, (within, mib): (Duration, u64), told: impl Fn(&str)) -> Result<Value, Failure> {
     let until = Instant::now() + within;
     let order = object!({ "reason": args.reason, "within_s": within.as_secs().max(1), "mib": mib });
     let reply = client(args).post("/v1/portolan/site/evacuate", &order);

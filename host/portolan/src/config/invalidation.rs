@@ -66,7 +66,10 @@ impl PressureConfig {
             return Err(ConfigError::value("invalidation.pressure.high_percent", problem));
         }
         if self.low_percent >= self.high_percent {
-            let problem = format!("it has to be beneath `high_percent`, which is {}", self.high_percent);
+            let problem = format!(
+                "it has to be beneath `high_percent`, which is {}",
+                self.high_percent
+            );
             return Err(ConfigError::value("invalidation.pressure.low_percent", problem));
         }
         if !(1..=86_400).contains(&self.pause_s) {

@@ -70,7 +70,10 @@ impl Lives {
             rebuild: Duration::from_millis(1),
             kv: BlockKv::default(),
         };
-        drop(self.tiers.demote(Arc::new(block), &self.tiers.open(), self.clock.now()));
+        drop(
+            self.tiers
+                .demote(Arc::new(block), &self.tiers.open(), self.clock.now()),
+        );
     }
 }
 
@@ -129,7 +132,10 @@ async fn at_a_thousand_a_second(over: &str, buses: [Arc<dyn Bus>; 3], streams: [
     let acknowledged = sent.values().map(|(sent, told)| told.since(*sent)).collect();
     let mut lines = vec![format!("acknowledged {}", told(acknowledged))];
     for (at, name) in applied.iter().zip(SITES) {
-        wait("every order was applied", || at.lock().keys().next_back() >= Some(&last)).await;
+        wait("every order was applied", || {
+            at.lock().keys().next_back() >= Some(&last)
+        })
+        .await;
         let at = at.lock();
         let mut took = Vec::new();
         for (sequence, (sent, _)) in &sent {
@@ -149,7 +155,10 @@ async fn at_a_thousand_a_second(over: &str, buses: [Arc<dyn Bus>; 3], streams: [
         lines.join("; "),
         load.split(' ').next().unwrap_or_default()
     );
-    assert!(median < Duration::from_secs(1), "far beyond what a busy machine explains: {median:?}");
+    assert!(
+        median < Duration::from_secs(1),
+        "far beyond what a busy machine explains: {median:?}"
+    );
 }
 
 fn sorted(mut times: Vec<Duration>) -> Vec<Duration> {

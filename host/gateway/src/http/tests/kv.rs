@@ -3,7 +3,9 @@
 use super::support::{ACME, App, OPERATOR, Reply};
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use portolan_base::{BlockHash, BlockId, Bytes, Dependency, ModelName, Moment, Provenance, Scope, TenantKey, TenantName};
+use portolan_base::{
+    BlockHash, BlockId, Bytes, Dependency, ModelName, Moment, Provenance, Scope, TenantKey, TenantName,
+};
 use portolan_kv::tier::{BlockTier, Card, HostTier, Left, TierUse, Tiers, Top};
 use portolan_kv::{BlockKv, PoolBlock, PoolConfig, PrefixPool, Selector};
 use portolan_ports::{

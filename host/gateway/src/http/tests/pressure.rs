@@ -64,7 +64,10 @@ fn reaction(app: &App) -> PolicyReaction {
 }
 
 fn bind(app: &App, scope: Scope, policy: Arc<dyn Policy>) {
-    app.site.parts.desk.bind_for_test(scope, QuestionKind::Invalidation, policy);
+    app.site
+        .parts
+        .desk
+        .bind_for_test(scope, QuestionKind::Invalidation, policy);
 }
 
 fn tenant(name: &str) -> Scope {
@@ -99,8 +102,16 @@ async fn a_tenants_policy_lets_go_of_its_own_and_of_nothing_public() {
     let app = App::new();
     let reaction = reaction(&app);
     let everything = Ok(vec![Directive::FreeMib(1)]);
-    bind(&app, tenant("acme"), Says::new(PolicySource::Tenant, everything.clone()));
-    bind(&app, tenant("globex"), Says::new(PolicySource::Tenant, everything.clone()));
+    bind(
+        &app,
+        tenant("acme"),
+        Says::new(PolicySource::Tenant, everything.clone()),
+    );
+    bind(
+        &app,
+        tenant("globex"),
+        Says::new(PolicySource::Tenant, everything.clone()),
+    );
     assert_eq!(ids(&reaction.pressure()), [1, 2], "globex has nothing here");
     assert!(reaction.pressure().is_empty(), "once within the pause");
     let of_acme = decisions(&app, ACME).await;
@@ -113,11 +124,22 @@ async fn a_tenants_policy_lets_go_of_its_own_and_of_nothing_public() {
         "{one}"
     );
     assert_eq!(one["policy"]["outcome"], "ok", "{one}");
-    assert!(one["event"]["capacity-pressure"].is_object() && one["bytes"].as_u64() > Some(4000), "{one}");
+    assert!(
+        one["event"]["capacity-pressure"].is_object() && one["bytes"].as_u64() > Some(4000),
+        "{one}"
+    );
     assert!(decisions(&app, GLOBEX).await.is_empty(), "nobody else's");
 
-    bind(&app, Scope::Platform, Says::new(PolicySource::Platform, everything));
-    assert_eq!(ids(&reaction.pressure()), [1, 2, 9], "the platform's is asked about all");
+    bind(
+        &app,
+        Scope::Platform,
+        Says::new(PolicySource::Platform, everything),
+    );
+    assert_eq!(
+        ids(&reaction.pressure()),
+        [1, 2, 9],
+        "the platform's is asked about all"
+    );
     let all = decisions(&app, OPERATOR).await;
     let whose: Vec<_> = all.iter().map(|one| one["whose"].as_str().unwrap()).collect();
     assert_eq!(whose, ["_platform", "_platform", "acme"], "one for each place");

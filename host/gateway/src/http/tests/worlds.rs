@@ -92,7 +92,11 @@ fn judge(world: &World, seed: u64, tally: &mut Tally) {
                 assert!(may_see(*asks) && may_see(*holds), "{}", what());
                 if *purpose == OrderPurpose::HandOver {
                     let (from, to) = (verdicts.replicate[*asks], verdicts.replicate[*holds]);
-                    assert!(from != Placement::Denied && to == Placement::Resident, "{}", what());
+                    assert!(
+                        from != Placement::Denied && to == Placement::Resident,
+                        "{}",
+                        what()
+                    );
                 }
                 if let Some(copy) = verdicts.of_copy(*purpose) {
                     assert!(

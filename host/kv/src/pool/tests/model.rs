@@ -184,7 +184,10 @@ impl Model {
 
     fn insert(&mut self, path: &[u8], size: u64, snapshot: Option<u64>, version: u8) -> (bool, Vec<Path>) {
         let versions: BTreeSet<u8> = Some(version).filter(|v| *v > 0).into_iter().collect();
-        if self.find(path).is_some_and(|held| disagree(&held.versions, version)) {
+        if self
+            .find(path)
+            .is_some_and(|held| disagree(&held.versions, version))
+        {
             self.blocks.retain(|block| !block.path.starts_with(path));
         }
         if let Some(held) = self.find(path) {

@@ -16,8 +16,8 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use portolan_base::kv::KvManifest;
 use portolan_base::{
-    BitsPerSecond, Bytes, Clock, Dependency, InstanceName, Moment, Permille, Scope, SiteName, TenantKey, TenantName,
-    Tokens, TransferId,
+    BitsPerSecond, Bytes, Clock, Dependency, InstanceName, Moment, Permille, Scope, SiteName, TenantKey,
+    TenantName, Tokens, TransferId,
 };
 use portolan_decide::{
     FleetView, InstanceView, LinkFigures, LinkView, ReplicaRules, SiteIndex, SiteView, Standing,
