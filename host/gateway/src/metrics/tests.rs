@@ -21,7 +21,7 @@ fn record() -> PathRecord {
         labels: Default::default(),
         candidates: Vec::new(),
         left_out: Vec::new(),
-        policies: vec![portolan_decide::PolicyRecord {
+        policies: vec![PolicyRecord {
             question: QuestionKind::Cost,
             name: "ttft".into(),
             version: "built-in".into(),
