@@ -27,7 +27,8 @@ mod usage;
 pub use approval::{Decision, FourEyes};
 pub use error::DeskError;
 pub use order::{
-    Activation, By, Done, Order, PolicySlot, RollBack, Stored, TrialOrder, Upload, UploadDone, Uploaded,
+    Activation, By, Done, Order, PolicySlot, RollBack, Sender, Stored, TrialOrder, Upload, UploadDone,
+    Uploaded,
 };
 pub use restore::{NotRestored, Restored};
 pub use rollout::Enforced;

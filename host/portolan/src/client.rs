@@ -4,8 +4,11 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
-/// Longest a call may take altogether. Compiling an upload is the slowest thing asked.
+/// Longest a call may take altogether.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Longest an upload may take: a host gives a compiler fifteen minutes, and others may be before it.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
 /// Largest answer read.
 const ANSWER_MAX_BYTES: u64 = 64 << 20;
@@ -33,6 +36,15 @@ pub enum ClientError {
         server: String,
         /// Why.
         detail: String,
+    },
+    /// The host took longer than a call may.
+    #[error(
+        "{server} gave no answer in the time a call may take; what was asked for may be done all the same: look before you ask \
+         again"
+    )]
+    NoAnswer {
+        /// The address.
+        server: String,
     },
     /// The host said no.
     #[error("{message} (HTTP {status})")]
@@ -119,6 +131,9 @@ impl Client {
             .put(self.url(path))
             .header("authorization", self.bearer());
         let request = request
+            .config()
+            .timeout_global(Some(UPLOAD_TIMEOUT))
+            .build()
             .query_pairs(query.iter().copied())
             .content_type("application/wasm");
         let lines = signatures.lines().map(str::trim);
@@ -225,6 +240,11 @@ impl Client {
     }
 
     fn unreachable(&self, error: &ureq::Error) -> ClientError {
+        if let ureq::Error::Timeout(ureq::Timeout::Global) = error {
+            return ClientError::NoAnswer {
+                server: self.server.clone(),
+            };
+        }
         ClientError::Unreachable {
             server: self.server.clone(),
             detail: error.to_string(),

@@ -5,7 +5,9 @@ use super::auth::{self, operator_only};
 use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
-use crate::policies::{Activation, By, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Upload};
+use crate::policies::{
+    Activation, By, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Sender, Upload,
+};
 use crate::site::Site;
 use axum::Json;
 use axum::body::Body;
@@ -203,13 +205,18 @@ pub(super) async fn upload(
         signature: signature(&headers)?,
     };
     let active = query.activate.unwrap_or(true);
+    // Gone with this future, which ends with its client.
+    let waits = Arc::new(());
+    let sender = Sender::Waits(Arc::downgrade(&waits));
     let stored = on_desk(&site, turn, move |desk| match active {
         true => desk
-            .submit_upload(upload, &by)
+            .submit_upload(upload, &by, &sender)
             .map(|u| (u.stored.version, u.stored.report, Some(u.done))),
         false => desk.push(upload, &by).map(|s| (s.version, s.report, None)),
     });
-    match stored.await? {
+    let stored = stored.await?;
+    drop(waits);
+    match stored {
         Ok((version, report, done)) => {
             let status = match &done {
                 Some(Done::Proposed(_)) => StatusCode::ACCEPTED,

@@ -4,11 +4,12 @@
 //! the slot has changed meanwhile. One change is open to a single operator, because waiting would cost more than it
 //! saves: taking a question out of force (`disable`). The host's own changes, a spent budget, wait for nobody.
 
+use super::change::left;
 use super::load::Told;
 use super::order::Authority;
 use super::{
-    Activation, By, DeskError, Done, Order, PolicyDesk, PolicySlot, RollBack, Stored, TrialOrder, Upload,
-    UploadDone,
+    Activation, By, DeskError, Done, Order, PolicyDesk, PolicySlot, RollBack, Sender, Stored, TrialOrder,
+    Upload, UploadDone,
 };
 use portolan_policy::Scope;
 use portolan_ports::{
@@ -44,9 +45,9 @@ impl PolicyDesk {
     }
 
     /// Keeps a component and makes it active, or proposes that where a second operator is needed.
-    pub fn submit_upload(&self, upload: Upload, by: &By) -> Result<UploadDone, DeskError> {
+    pub fn submit_upload(&self, upload: Upload, by: &By, sender: &Sender) -> Result<UploadDone, DeskError> {
         if self.four_eyes_over(&upload.slot).is_none() {
-            let uploaded = self.upload(upload, by)?;
+            let uploaded = self.upload_from(upload, by, sender)?;
             let stored = Stored {
                 version: uploaded.version,
                 report: uploaded.report,
@@ -57,6 +58,9 @@ impl PolicyDesk {
         let (slot, config) = (upload.slot.clone(), upload.config.clone());
         let (budget, reuse) = (upload.budget, upload.reuse);
         let stored = self.push(upload, by)?;
+        if sender.has_left() {
+            return Err(left(&slot));
+        }
         let order = Order::Activate(Activation {
             slot,
             sha256: stored.version.sha256.clone(),

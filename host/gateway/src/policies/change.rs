@@ -3,7 +3,7 @@
 use super::load::{Told, check_config};
 use super::rollout::refuse_if_pinned;
 use super::unavailable::Unavailable;
-use super::{Activation, By, DeskError, PolicyDesk, PolicySlot, Stored, Upload, Uploaded};
+use super::{Activation, By, DeskError, PolicyDesk, PolicySlot, Sender, Stored, Upload, Uploaded};
 use bytes::Bytes;
 use portolan_base::id::check_name;
 use portolan_decide::{Budget, PolicyTable};
@@ -45,9 +45,21 @@ impl NewBinding {
     }
 }
 
+/// What is said, in the log, to a sender that left.
+pub(super) fn left(slot: &PolicySlot) -> DeskError {
+    DeskError::Conflict(format!(
+        "whoever sent it left while it was compiled: it is kept for {slot}, and not active"
+    ))
+}
+
 impl PolicyDesk {
     /// Keeps a component and makes it active.
     pub fn upload(&self, upload: Upload, by: &By) -> Result<Uploaded, DeskError> {
+        self.upload_from(upload, by, &Sender::Stays)
+    }
+
+    /// The same for a sender that may leave meanwhile: the component is then kept and not made active.
+    pub fn upload_from(&self, upload: Upload, by: &By, sender: &Sender) -> Result<Uploaded, DeskError> {
         self.refuse_alone(&upload.slot, by)?;
         refuse_if_pinned(&self.rollout(&upload.slot)?, &upload.slot)?;
         let proven = self.prove(&upload)?;
@@ -58,6 +70,9 @@ impl PolicyDesk {
         let _changing = self.changing.lock();
         let made = (proven.compiled, proven.signatures);
         let version = self.keep(upload, (&proven.report.sha256, made), by)?;
+        if sender.has_left() {
+            return Err(left(&slot));
+        }
         let new = NewBinding {
             name,
             sha256: version.sha256.clone(),

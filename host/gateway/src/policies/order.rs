@@ -8,6 +8,7 @@ use portolan_ports::{
 };
 use serde::Serialize;
 use std::fmt;
+use std::sync::Weak;
 
 /// Who changes what spent its budget, in the audit log.
 pub(super) const BUDGET: &str = "budget";
@@ -73,6 +74,24 @@ impl By {
             authority: Authority::Host,
             ..Self::new(actor, reason)
         }
+    }
+}
+
+/// Whoever sent a component. Compiling takes minutes on a busy host: what a sender asked for that does not wait any more is
+/// not put into force over what was put there since.
+#[derive(Clone, Debug, Default)]
+pub enum Sender {
+    /// Wants it whatever happens: a file in a watched folder.
+    #[default]
+    Stays,
+    /// Waits for the answer as long as somebody holds this.
+    Waits(Weak<()>),
+}
+
+impl Sender {
+    /// Whether nobody waits for what comes of it.
+    pub(super) fn has_left(&self) -> bool {
+        matches!(self, Self::Waits(waits) if waits.strong_count() == 0)
     }
 }
 

@@ -274,6 +274,29 @@ fn a_binding_that_cannot_be_restored_faults_and_does_not_open_what_it_closed() {
 }
 
 #[test]
+fn what_a_sender_that_left_had_sent_is_kept_and_takes_nobodys_place() {
+    let store = Arc::new(MemoryStore::new());
+    let desk = desk_over(&store);
+    desk.upload(upload(routing(), "ok:wanted"), &by()).unwrap();
+    let active_before = active(&desk, &routing());
+    let gone = Sender::Waits(std::sync::Weak::new());
+    let refused = desk
+        .upload_from(upload(routing(), "ok:late"), &by(), &gone)
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("left while it was compiled"),
+        "{refused}"
+    );
+    assert_eq!(active(&desk, &routing()), active_before);
+    assert_eq!(desk.versions(&routing()).unwrap().len(), 2, "kept");
+    let waits = Arc::new(());
+    let there = Sender::Waits(Arc::downgrade(&waits));
+    desk.upload_from(upload(routing(), "ok:late"), &by(), &there)
+        .unwrap();
+    assert_ne!(active(&desk, &routing()), active_before);
+}
+
+#[test]
 fn a_reader_sees_every_binding_through_two_hundred_swaps() {
     const SWAPS_A_WRITER: usize = 50;
     let store = Arc::new(MemoryStore::new());

@@ -100,6 +100,9 @@ pub struct Usage {
     pub log_lines: LogLines,
 }
 
+/// How a record words that nobody was asked.
+const UNASKED: &str = "unavailable";
+
 /// What each policy did, by scope.
 #[derive(Debug, Default)]
 pub(super) struct Ledger(BTreeMap<Scope, BTreeMap<(QuestionKind, String), PolicyUse>>);
@@ -110,6 +113,10 @@ impl Ledger {
         let Some(scope) = scope_of(call, tenant) else {
             return;
         };
+        // Nobody was asked: it was disabled, or its component could not be loaded.
+        if call.outcome == UNASKED {
+            return;
+        }
         let policies = self.0.entry(scope).or_default();
         let used = policies.entry((call.question, call.name.clone())).or_default();
         if is_shadow {

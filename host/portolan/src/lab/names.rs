@@ -201,6 +201,10 @@ pub fn from_document(mut document: Value) -> Result<NameTables, LabError> {
     let is_fleet = document.get("instances").is_some();
     if let Some(keys) = document.as_object_mut().filter(|_| is_fleet) {
         keys.retain(|key, _| key == "sites");
+        let sites = keys.get_mut("sites").and_then(Value::as_array_mut);
+        for site in sites.into_iter().flatten().filter_map(Value::as_object_mut) {
+            site.retain(|key, _| ["name", "region", "jurisdiction"].contains(&key.as_str()));
+        }
     }
     let text: NamesText =
         serde_json::from_value(document).map_err(|e| LabError::value("names", e.to_string()))?;
@@ -258,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_fleet_body_gives_the_tables_that_the_host_made() {
-        let site = |name: &str, j: &str| json!({"name": name, "region": "r", "jurisdiction": j});
+        let site = |name: &str, j: &str| json!({"name": name, "region": "r", "jurisdiction": j, "state": "up", "incarnation": 7, "heard_ms_ago": 12});
         let fleet = json!({
             "sites": [site("fra", "eu"), site("iad", "us"), site("lon", "eu")], "instances": [], "links": []
         });

@@ -5,7 +5,7 @@ use super::scan::{error, signature_of};
 use super::settle::{Sighting, Signature};
 use bytes::Bytes;
 use portolan_base::TenantName;
-use portolan_gateway::policies::{By, DeskError, Done, PolicyDesk, PolicySlot, Upload};
+use portolan_gateway::policies::{By, DeskError, Done, PolicyDesk, PolicySlot, Sender, Upload};
 use portolan_policy::Scope;
 use portolan_ports::{
     BindingRecord, Finding, ProposalRecord, ProposalState, ProposedChange, Reuse, SIGNATURES_MAX_BYTES,
@@ -140,7 +140,7 @@ fn hand_over(
             return Ok(outcome);
         }
     }
-    Ok(match desk.submit_upload(upload, &by)?.done {
+    Ok(match desk.submit_upload(upload, &by, &Sender::Stays)?.done {
         Done::Bound(binding) => Outcome::Active(*binding),
         Done::Proposed(proposal) => Outcome::Proposed(proposal.id),
         Done::Rollout(_) | Done::Unbound => Outcome::Unchanged,

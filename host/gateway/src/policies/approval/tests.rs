@@ -2,7 +2,7 @@
 
 use crate::policies::tests::{active, desk_over, routing, upload};
 use crate::policies::{
-    Activation, By, DeskError, Done, FourEyes, Order, PolicyDesk, PolicySlot, RollBack, TrialOrder,
+    Activation, By, DeskError, Done, FourEyes, Order, PolicyDesk, PolicySlot, RollBack, Sender, TrialOrder,
 };
 use portolan_decide::{Budget, PathRecord, Percent, TrialStage};
 use portolan_policy::{QuestionKind, Scope};
@@ -41,7 +41,7 @@ fn proposed(result: Result<Done, DeskError>) -> u64 {
 /// Uploads a version for the platform and has it approved; gives its SHA-256.
 fn bound(desk: &PolicyDesk, component: &str) -> String {
     let uploaded = desk
-        .submit_upload(upload(platform(), component), &alice())
+        .submit_upload(upload(platform(), component), &alice(), &Sender::Stays)
         .unwrap();
     let id = proposed(Ok(uploaded.done));
     desk.decide(id, Approved, &bob()).unwrap();
@@ -75,7 +75,9 @@ fn canary(sha256: &str) -> Order {
 fn a_platform_change_waits_until_another_operator_approves_it() {
     let store = Arc::new(MemoryStore::new());
     let desk = desk(&store);
-    let uploaded = desk.submit_upload(upload(platform(), "ok:1"), &alice()).unwrap();
+    let uploaded = desk
+        .submit_upload(upload(platform(), "ok:1"), &alice(), &Sender::Stays)
+        .unwrap();
     let id = proposed(Ok(uploaded.done));
     assert_eq!(active(&desk, &platform()), None, "kept, not active");
     let sha256 = uploaded.stored.version.sha256;
@@ -220,7 +222,9 @@ fn a_trial_and_its_promotion_are_two_proposals() {
 #[test]
 fn a_proposal_expires() {
     let desk = desk(&Arc::new(MemoryStore::new()));
-    let uploaded = desk.submit_upload(upload(platform(), "ok:1"), &alice()).unwrap();
+    let uploaded = desk
+        .submit_upload(upload(platform(), "ok:1"), &alice(), &Sender::Stays)
+        .unwrap();
     let id = proposed(Ok(uploaded.done));
     while desk.proposals().unwrap()[0].1 == ProposalState::Pending {}
     let late = desk.decide(id, Approved, &bob());
