@@ -8,6 +8,7 @@ use super::*;
 use crate::bus::conformance::{Line, SECRET, config, topology, wait};
 use crate::nats::{NatsBus, NatsControl};
 use portolan_base::Sequence;
+use portolan_ports::BusMessage;
 use std::collections::BTreeMap;
 
 /// The sites, the first of which gives the orders.
@@ -200,8 +201,9 @@ async fn how_long_until_every_agent_has_applied_orders_over_nats() {
     let mut buses: Vec<Arc<dyn Bus>> = Vec::new();
     let mut streams: Vec<Arc<dyn ControlStream>> = Vec::new();
     for name in SITES {
-        let bus = NatsBus::connect(&config(&server), &topology(), &[site(name)], &SECRET);
-        let bus = bus.await.unwrap();
+        let bus = NatsBus::connect(&config(&server), &topology(), &[site(name)], &SECRET)
+            .await
+            .unwrap();
         wait("the bus is connected", || bus.is_connected()).await;
         streams.push(Arc::new(NatsControl::on(&bus, 1)));
         buses.push(Arc::new(bus));
