@@ -21,6 +21,7 @@ pub(super) struct Part {
 }
 
 impl Part {
+    #[cfg(test)]
     /// All of it.
     #[cfg(test)]
     pub(super) const WHOLE: Self = Self { rank: 0, of: 1 };

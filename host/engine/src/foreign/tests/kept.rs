@@ -69,7 +69,7 @@ async fn said(instance: &ForeignInstance, job: WholeJob) -> (String, u64) {
 
 /// Tokens of the prompt that lie with the host.
 fn kept(instance: &ForeignInstance, prompt: &[u32]) -> u32 {
-    instance.kept(&key("acme"), prompt).tokens
+    instance.kept(&key("acme"), prompt, &[]).tokens
 }
 
 fn left_in(folder: &Path) -> usize {
@@ -107,10 +107,14 @@ async fn blocks_out_of_one_servers_slots_are_used_by_another_and_its_answer_is_t
         matches!(events.try_recv(), Ok(KvEvent::Stored { .. })),
         "the index is told"
     );
-    assert_eq!(first.kept(&key("globex"), &prompt).tokens, 0, "another tenant's");
+    assert_eq!(
+        first.kept(&key("globex"), &prompt, &[]).tokens,
+        0,
+        "another tenant's"
+    );
 
     // As a fetch brings them: some first, then all.
-    let held = first.kept(&key("acme"), &prompt[..whole]);
+    let held = first.kept(&key("acme"), &prompt[..whole], &[]);
     let about = Arc::new(Provenance::public(ModelName::new("tiny").unwrap(), 1));
     let bring = |tokens: usize| {
         let pieces = held

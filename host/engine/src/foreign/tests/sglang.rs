@@ -152,15 +152,15 @@ fn stored(prompt: &str, tagged: bool) -> Vec<u8> {
     write_array_len(&mut out, 1).unwrap();
     let hashes = |out: &mut Vec<u8>| {
         write_array_len(out, blocks as u32).unwrap();
-        (0..blocks)
-            .for_each(|n| drop(write_uint(out, 0xfeed_0000 + prompt.len() as u64 * 64 + n as u64).unwrap()));
+        (0..blocks).for_each(|n| {
+            write_uint(out, 0xfeed_0000 + prompt.len() as u64 * 64 + n as u64).unwrap();
+        });
     };
     let tokens = |out: &mut Vec<u8>| {
         write_array_len(out, 16 * blocks as u32).unwrap();
-        prompt
-            .bytes()
-            .take(16 * blocks)
-            .for_each(|byte| drop(write_uint(out, byte.into()).unwrap()));
+        prompt.bytes().take(16 * blocks).for_each(|byte| {
+            write_uint(out, byte.into()).unwrap();
+        });
     };
     let text = |out: &mut Vec<u8>, text: &str| write_str(out, text).unwrap();
     match tagged {
