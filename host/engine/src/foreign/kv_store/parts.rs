@@ -21,11 +21,6 @@ pub(super) struct Part {
 }
 
 impl Part {
-    #[cfg(test)]
-    /// All of it.
-    #[cfg(test)]
-    pub(super) const WHOLE: Self = Self { rank: 0, of: 1 };
-
     /// The part of worker `rank` of so many; none where there is no such worker.
     pub(super) fn new(rank: u32, of: u32) -> Option<Self> {
         (of <= RANKS_MOST && rank < of).then_some(Self {
