@@ -304,7 +304,7 @@ fn a_tenants_policy_decides_what_a_change_kills_of_its_own() {
 fn where_room_runs_out_a_tenants_policy_chooses_what_goes_of_its_own() {
     let world = world(|config| {
         let instances = config.sites.iter_mut().flat_map(|site| &mut site.instances);
-        instances.for_each(|instance| instance.kv_pool_mib = 4);
+        instances.for_each(|instance| instance.kv_pool_mib = 16);
         config.invalidation.pressure = PressureConfig {
             high_percent: 90,
             low_percent: 80,
@@ -326,7 +326,7 @@ fn where_room_runs_out_a_tenants_policy_chooses_what_goes_of_its_own() {
     let globex = used("globex")[0];
     let mut latest = 1;
     while used("acme")[1] == 0 {
-        assert!(latest < 500, "a pool of 4 MiB has no end: {:?}", used("acme"));
+        assert!(latest < 500, "a pool of 16 MiB has no end: {:?}", used("acme"));
         latest += 1;
         cached(&world, ACME, latest);
     }
