@@ -8,7 +8,7 @@ use crate::generate::{Chosen, Generation, Wanted, no_numbers};
 use crate::kernel::Rows;
 use crate::network::state::{LayerState, SequenceState};
 use crate::sampling::Drawn;
-use portolan_base::TenantKey;
+use portolan_base::Scope;
 use portolan_kv::BlockKv;
 use portolan_ports::{DecodeEvent, DecodeJob, EngineError, FinishReason, KvMade, KvPast, KvSet, Retention};
 use std::ops::{ControlFlow, Range};
@@ -56,8 +56,8 @@ impl DecodeRun {
     }
 
     /// Whose turn it is when the job runs.
-    pub(crate) fn tenant(&self) -> TenantKey {
-        self.job.key
+    pub(crate) fn tenant(&self) -> &Scope {
+        &self.job.about.scope
     }
 
     /// When it came.

@@ -1,13 +1,16 @@
 //! A queue in which tenants take turns: one tenant's burst delays its own requests, not another's.
+//!
+//! Tenants go by their names. A cache key would not do: a client's own salt, a newer version of the model or an order whose
+//! KV is not to be found again makes it another one, and with it a turn of its own.
 
-use portolan_base::TenantKey;
+use portolan_base::Scope;
 use std::collections::VecDeque;
 
 /// First come, first served within a tenant; tenants one after the other.
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     /// The tenant at the front is next. No queue in here is empty.
-    tenants: VecDeque<(TenantKey, VecDeque<T>)>,
+    tenants: VecDeque<(Scope, VecDeque<T>)>,
 }
 
 impl<T> FairQueue<T> {
@@ -22,7 +25,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Adds an item behind the tenant's others.
-    pub(crate) fn push(&mut self, tenant: TenantKey, item: T) {
+    pub(crate) fn push(&mut self, tenant: Scope, item: T) {
         match self.tenants.iter_mut().find(|(known, _)| *known == tenant) {
             Some((_, queue)) => queue.push_back(item),
             None => self.tenants.push_back((tenant, VecDeque::from([item]))),
@@ -30,28 +33,28 @@ impl<T> FairQueue<T> {
     }
 
     /// Takes the first item of the tenant whose turn it is; the next turn is another tenant's.
-    pub(crate) fn pop(&mut self) -> Option<(TenantKey, T)> {
+    pub(crate) fn pop(&mut self) -> Option<(Scope, T)> {
         self.pop_from(0)
     }
 
     /// Takes the first item of the tenant that has the least by `has`, the one whose turn comes first among equals.
-    pub(crate) fn pop_of_least(&mut self, has: impl Fn(&TenantKey) -> usize) -> Option<(TenantKey, T)> {
+    pub(crate) fn pop_of_least(&mut self, has: impl Fn(&Scope) -> usize) -> Option<(Scope, T)> {
         let least = self.least(has)?;
         self.pop_from(least)
     }
 
     /// The item that [`pop_of_least`](Self::pop_of_least) would take.
-    pub(crate) fn of_least(&self, has: impl Fn(&TenantKey) -> usize) -> Option<(&TenantKey, &T)> {
+    pub(crate) fn of_least(&self, has: impl Fn(&Scope) -> usize) -> Option<(&Scope, &T)> {
         let (tenant, queue) = self.tenants.get(self.least(has)?)?;
         queue.front().map(|item| (tenant, item))
     }
 
-    fn least(&self, has: impl Fn(&TenantKey) -> usize) -> Option<usize> {
+    fn least(&self, has: impl Fn(&Scope) -> usize) -> Option<usize> {
         (0..self.tenants.len()).min_by_key(|&i| has(&self.tenants[i].0))
     }
 
     /// Puts an item that needs another turn back before the tenant's others.
-    pub(crate) fn put_back(&mut self, tenant: TenantKey, item: T) {
+    pub(crate) fn put_back(&mut self, tenant: Scope, item: T) {
         match self.tenants.iter_mut().find(|(known, _)| *known == tenant) {
             Some((_, queue)) => queue.push_front(item),
             None => self.tenants.push_back((tenant, VecDeque::from([item]))),
@@ -70,7 +73,7 @@ impl<T> FairQueue<T> {
         out
     }
 
-    fn pop_from(&mut self, index: usize) -> Option<(TenantKey, T)> {
+    fn pop_from(&mut self, index: usize) -> Option<(Scope, T)> {
         let (tenant, mut queue) = self.tenants.remove(index)?;
         let item = queue.pop_front()?;
         if !queue.is_empty() {
@@ -96,9 +99,10 @@ impl<T> IntoIterator for FairQueue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use portolan_base::TenantName;
 
-    fn tenant(name: &str) -> TenantKey {
-        TenantKey::derive(&[0; 32], name, "m", 1)
+    fn tenant(name: &str) -> Scope {
+        Scope::Tenant(TenantName::new(name).unwrap())
     }
 
     #[test]
@@ -131,7 +135,7 @@ mod tests {
         let mut queue = FairQueue::new();
         queue.push(tenant("many"), 1);
         queue.push(tenant("few"), 2);
-        let running = |key: &TenantKey| if *key == tenant("many") { 7 } else { 0 };
+        let running = |of: &Scope| if *of == tenant("many") { 7 } else { 0 };
         assert_eq!(queue.pop_of_least(running).map(|(_, item)| item), Some(2));
         assert_eq!(queue.pop_of_least(running).map(|(_, item)| item), Some(1));
         assert!(queue.pop_of_least(running).is_none());

@@ -8,7 +8,7 @@ use crate::generate::next_piece;
 use crate::network::ForwardError;
 use crate::network::state::{LayerState, SequenceState};
 use bytes::Bytes;
-use portolan_base::{TenantKey, Tokens};
+use portolan_base::{Scope, Tokens};
 use portolan_kv::{BlockKv, PoolBlock};
 use portolan_ports::kvset::piece_id;
 use portolan_ports::{EngineError, KvPiece, PrefillJob, PrefillReport, Retention};
@@ -78,8 +78,8 @@ impl PrefillRun {
     }
 
     /// Whose turn it is when the job runs.
-    pub(crate) fn tenant(&self) -> TenantKey {
-        self.job.key
+    pub(crate) fn tenant(&self) -> &Scope {
+        &self.job.about.scope
     }
 
     /// Whether nobody waits for the result.

@@ -8,7 +8,7 @@ use super::fair::FairQueue;
 use super::prefill::{self, PrefillRun};
 use super::{Shared, stopped};
 use crate::BLOCK_TOKENS;
-use portolan_base::TenantKey;
+use portolan_base::Scope;
 use portolan_ports::EngineError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -81,8 +81,8 @@ impl Worker {
 
     fn accept(&mut self, job: Job) {
         match job {
-            Job::Prefill(run) => self.prefills.push(run.tenant(), run),
-            Job::Decode(run) => self.waiting.push(run.tenant(), run),
+            Job::Prefill(run) => self.prefills.push(run.tenant().clone(), run),
+            Job::Decode(run) => self.waiting.push(run.tenant().clone(), run),
         }
     }
 
@@ -107,7 +107,7 @@ impl Worker {
         }
     }
 
-    fn runs_of(&self, tenant: &TenantKey) -> usize {
+    fn runs_of(&self, tenant: &Scope) -> usize {
         runs_of(&self.running, tenant)
     }
 
@@ -120,14 +120,14 @@ impl Worker {
 
     /// Sets the latest sequence aside of the tenant that has the most. False when none has two.
     fn make_way(&mut self) -> bool {
-        let most = self.running.iter().map(|run| self.runs_of(&run.tenant())).max();
+        let most = self.running.iter().map(|run| self.runs_of(run.tenant())).max();
         let Some(most) = most.filter(|most| *most > 1) else {
             return false;
         };
         let latest = self
             .running
             .iter()
-            .rposition(|run| self.runs_of(&run.tenant()) == most);
+            .rposition(|run| self.runs_of(run.tenant()) == most);
         if let Some(latest) = latest {
             let run = self.running.remove(latest);
             self.put_aside(run);
@@ -139,7 +139,7 @@ impl Worker {
         tracing::debug!(instance = %self.shared.description.instance, "a sequence waits; its KV is given up");
         run.set_aside(&self.shared);
         self.shared.meter.set_aside();
-        self.waiting.put_back(run.tenant(), run);
+        self.waiting.put_back(run.tenant().clone(), run);
     }
 
     fn kv_bytes(&self) -> u64 {
@@ -219,8 +219,8 @@ impl Worker {
     }
 }
 
-fn runs_of(running: &[DecodeRun], tenant: &TenantKey) -> usize {
-    running.iter().filter(|run| run.tenant() == *tenant).count()
+fn runs_of(running: &[DecodeRun], tenant: &Scope) -> usize {
+    running.iter().filter(|run| run.tenant() == tenant).count()
 }
 
 /// Runs one turn; a panic in it becomes an error of the job and does not reach the instance. The job's state is dropped

@@ -3,9 +3,11 @@
 use crate::support::{
     MODELS, answer, config, decode_job, key, kv_for, load, prefill, prefill_job, prompt, start,
 };
-use portolan_base::{Bytes, ModelName, TenantKey};
+use portolan_base::{Bytes, ModelName, Provenance, TenantKey, TenantName};
 use portolan_engine::{InstanceConfig, NativeInstance};
-use portolan_ports::{DecodeEvent, DecodeJob, Engine, EngineError, FinishReason, KvSet, Role, Sampling};
+use portolan_ports::{
+    DecodeEvent, DecodeJob, Engine, EngineError, FinishReason, KvSet, PrefillJob, Role, Sampling,
+};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -319,8 +321,10 @@ async fn a_tenant_that_has_nothing_running_gets_a_slot_of_the_one_that_has_them_
         let first = events.recv().await;
         assert_eq!(first, Some(DecodeEvent::Token(alone.tokens[0])), "it runs");
     }
+    let another = TenantName::new("another").unwrap();
     let other = DecodeJob {
         key: TenantKey::derive(&[1; 32], "another", "model", 1),
+        about: Arc::new(Provenance::of(another, ModelName::new("model").unwrap(), 1)),
         ..decode_job(&prompt, kv, 3)
     };
     let answered = answer(engine.decode(other)).await;
@@ -330,4 +334,54 @@ async fn a_tenant_that_has_nothing_running_gets_a_slot_of_the_one_that_has_them_
         assert_eq!(answer(events).await.tokens, alone.tokens[1..]);
     }
     assert_eq!(engine.times_set_aside(), 1);
+}
+
+/// A salt of the client's own, a newer version or an order of which nothing is kept changes the key, and not whose it is.
+#[tokio::test]
+async fn another_key_of_the_same_tenant_waits_for_a_slot_as_its_other_requests_do() {
+    let engine = start(&load("tiny-qwen3"));
+    let prompt = prompt(40);
+    let kv = kv_for(&engine, &prompt).await;
+    let mut burst: Vec<_> = (0..4)
+        .map(|_| {
+            engine.decode(DecodeJob {
+                logits: false,
+                ..decode_job(&prompt, kv.clone(), 60)
+            })
+        })
+        .collect();
+    for events in &mut burst {
+        assert!(
+            matches!(events.recv().await, Some(DecodeEvent::Token(_))),
+            "it runs"
+        );
+    }
+    let salted = DecodeJob {
+        key: key().salted("fresh"),
+        ..decode_job(&prompt, kv, 3)
+    };
+    assert_eq!(answer(engine.decode(salted)).await.tokens.len(), 3);
+    for events in burst {
+        assert_eq!(answer(events).await.tokens.len(), 59);
+    }
+    assert_eq!(engine.times_set_aside(), 0, "nobody gave a slot up for it");
+}
+
+#[tokio::test]
+async fn another_key_of_the_same_tenant_gets_no_turns_of_its_own_for_its_prompt() {
+    let engine = Arc::new(start(&load("tiny-qwen3")));
+    let fresh = |salt: &str| PrefillJob {
+        key: key().salted(salt),
+        ..prefill_job(&prompt(1900), 0)
+    };
+    let (first, second) = (fresh("one"), fresh("two"));
+    let ((_, first), (_, second)) =
+        tokio::try_join!(prefill(engine.as_ref(), first), prefill(engine.as_ref(), second)).unwrap();
+    // In turns with it, the second would begin after one piece of the first.
+    assert!(
+        second.queue_us * 2 > first.compute_us,
+        "{} of {} us",
+        second.queue_us,
+        first.compute_us
+    );
 }
