@@ -42,6 +42,17 @@ pub struct Dependency {
 }
 
 impl Dependency {
+    /// Longest kind, name or version, in bytes.
+    pub const TEXT_MAX_BYTES: usize = 512;
+
+    /// Whether kind, name and version have between 1 and [`TEXT_MAX_BYTES`](Self::TEXT_MAX_BYTES) bytes each, none of them a
+    /// control character: an order about it grows little when it is written, and stands on one line of a log.
+    pub fn is_well_formed(&self) -> bool {
+        [&self.kind, &self.name, &self.version]
+            .iter()
+            .all(|text| (1..=Self::TEXT_MAX_BYTES).contains(&text.len()) && !text.contains(char::is_control))
+    }
+
     /// Whether this is the same thing at another version.
     pub fn contradicts(&self, other: &Self) -> bool {
         self.kind == other.kind && self.name == other.name && self.version != other.version

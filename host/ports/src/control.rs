@@ -201,9 +201,9 @@ pub enum ControlError {
 /// - **Ordered.** An event appended after another was acknowledged has a greater position. No position is given twice.
 /// - **Without gaps.** Whoever follows meets every entry after its cursor, in order, at least once, but for beats: old
 ///   ones may be left out, never one that was appended after following began. Positions may be skipped.
-/// - **Kept by lane.** At least the latest entry of every [lane](ControlEvent::lane) is kept, and several hours of
-///   invalidations. When something after the cursor was dropped that is no beat, following is refused with
-///   [`ControlError::Lost`].
+/// - **Kept by lane.** At least the latest entry of every [lane](ControlEvent::lane) is kept, and of invalidations the
+///   latest, as many as bounds on their number and bytes let. When something after the cursor was dropped that is no beat,
+///   following is refused with [`ControlError::Lost`].
 #[async_trait]
 pub trait ControlStream: Send + Sync {
     /// Appends an event. Returns once it cannot be lost.

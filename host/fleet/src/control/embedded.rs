@@ -1,7 +1,7 @@
 //! A control stream of one process: what it acknowledged lies flushed in a file.
 
 use super::file::{self, Contents, EVENT_MAX_BYTES, Id, LogFile};
-use super::held::{Held, ORDERS_MAX};
+use super::held::{Bounds, Held};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use portolan_base::{Random, Sequence};
@@ -19,9 +19,6 @@ const RESERVE: u64 = 1 << 14;
 
 /// Most events that share a flush. They wait for it together.
 const GROUP_MAX: usize = 1024;
-
-/// A file this much longer than what it has to keep is written anew.
-const SLACK_BYTES: u64 = 32 << 20;
 
 /// Why a stream cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +61,15 @@ impl EmbeddedControl {
     /// # Errors
     /// When the file cannot be read or written.
     pub fn open(folder: &Path, random: &dyn Random) -> Result<Self, OpenControlError> {
+        Self::open_within(Bounds::default(), folder, random)
+    }
+
+    /// The same, which keeps so much.
+    pub(super) fn open_within(
+        bounds: Bounds,
+        folder: &Path,
+        random: &dyn Random,
+    ) -> Result<Self, OpenControlError> {
         let path = folder.join("control.log");
         let failed = |source| OpenControlError {
             place: path.display().to_string(),
@@ -73,7 +79,7 @@ impl EmbeddedControl {
         let (file, contents) = open_file(&path, random).map_err(failed)?;
         let shared = Arc::new(Shared {
             stream: StreamId(format!("embedded-{:032x}", u128::from_be_bytes(contents.id))),
-            held: Mutex::new(Held::new(contents.entries, contents.dropped)),
+            held: Mutex::new(Held::new(bounds, contents.entries, contents.dropped)),
             last: watch::Sender::new(contents.reserved),
         });
         let writer = Writer {
@@ -81,6 +87,7 @@ impl EmbeddedControl {
             id: contents.id,
             file,
             reserved: contents.reserved,
+            retry_at: 0,
             shared: Arc::clone(&shared),
         };
         let (orders, waiting) = mpsc::channel();
@@ -133,6 +140,8 @@ struct Writer {
     file: LogFile,
     /// Positions up to here are never given to another process.
     reserved: Sequence,
+    /// How long the file has to be before it is written anew, where that has failed.
+    retry_at: u64,
     shared: Arc<Shared>,
 }
 
@@ -207,11 +216,11 @@ impl Writer {
 
     /// Leaves out of the file what is not kept.
     fn rewrite_if_long(&mut self) {
-        let average = 512 * ORDERS_MAX as u64;
-        if self.file.len() < average + SLACK_BYTES {
+        let held = self.shared.held.lock();
+        let most = held.file_bytes_max();
+        if self.file.len() < most.max(self.retry_at) {
             return;
         }
-        let held = self.shared.held.lock();
         let contents = Contents {
             entries: held.orders().cloned().collect(),
             dropped: held.dropped(),
@@ -220,8 +229,15 @@ impl Writer {
         };
         drop(held);
         match LogFile::replace(&self.path, &contents) {
-            Ok(file) => self.file = file,
-            Err(error) => tracing::warn!(%error, "the control stream's file could not be made shorter"),
+            Ok(file) => {
+                self.file = file;
+                self.retry_at = 0;
+            }
+            Err(error) => {
+                // Tried again once it is as much longer, not after each group.
+                self.retry_at = self.file.len() + most;
+                tracing::warn!(%error, "the control stream's file could not be made shorter");
+            }
         }
     }
 }

@@ -22,7 +22,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 const MAGIC: &[u8; 8] = b"PORTCTL1";
 const HEAD_BYTES: usize = 8 + 16 + 8 + 8;
-const RECORD_HEAD_BYTES: usize = 4 + 8 + 8;
+/// What stands before an event.
+pub(super) const RECORD_HEAD_BYTES: usize = 4 + 8 + 8;
 
 /// Longest event in bytes: an order names one thing, whose three texts are bounded by what a request may hold.
 pub(super) const EVENT_MAX_BYTES: usize = 1 << 20;

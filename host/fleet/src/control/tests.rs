@@ -1,10 +1,14 @@
 //! The embedded stream: the suite, crashes, damage.
 
-use super::held::{Held, ORDERS_MAX};
+use super::held::{Bounds, Held, ORDERS_MAX};
 use super::suite::{self, beat, model, next, order, until};
 use super::*;
 use portolan_base::{Random, Sequence};
-use portolan_ports::{ControlEntry, ControlError, ControlFault, ControlStream, Cursor, MemoryControl};
+use portolan_ports::{
+    ControlEntry, ControlError, ControlEvent, ControlFault, ControlStream, Cursor, Invalidation,
+    MemoryControl,
+};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -136,6 +140,77 @@ fn old_orders_are_dropped_and_each_models_latest_is_kept() {
     assert!(held.check(Sequence(8), Sequence(99)).is_err());
     assert!(held.check(Sequence(9), Sequence(99)).is_ok());
     assert!(held.check(Sequence(100), Sequence(99)).is_err());
+}
+
+/// An order with a reason of so many bytes.
+fn long(n: u64, bytes: usize) -> ControlEvent {
+    let ControlEvent::Invalidation(order) = order(n) else {
+        unreachable!("orders are invalidations")
+    };
+    ControlEvent::Invalidation(Invalidation {
+        reason: "x".repeat(bytes),
+        ..order
+    })
+}
+
+#[test]
+fn long_orders_are_dropped_before_many_short_ones_would_be() {
+    let bounds = Bounds {
+        orders: 20_000,
+        slack: 1000,
+    };
+    let mut held = Held::new(bounds, Vec::new(), Sequence::NONE);
+    let entry = |n: u64, event| ControlEntry {
+        sequence: Sequence(n),
+        event,
+    };
+    held.push(entry(1, model("a")));
+    for n in 2..102 {
+        held.push(entry(n, long(n, 1000)));
+    }
+    let kept = held.orders().count();
+    assert!(
+        (15..20).contains(&kept),
+        "{kept} of 100 orders of more than 1,000 bytes"
+    );
+    assert_eq!(
+        held.orders().next(),
+        Some(&entry(1, model("a"))),
+        "the model's latest"
+    );
+    assert!(held.check(Sequence(101 - kept as u64), Sequence(101)).is_err());
+    assert!(held.check(held.dropped(), Sequence(101)).is_ok());
+    assert!(held.file_bytes_max() < 2 * 20_000 + 1000 + 1000);
+}
+
+#[tokio::test]
+async fn a_file_of_long_orders_stays_short_and_beats_do_not_write_it_anew() {
+    let (folder, random) = (tempfile::tempdir().unwrap(), Counting::default());
+    let bounds = Bounds {
+        orders: 20_000,
+        slack: 5000,
+    };
+    let stream = EmbeddedControl::open_within(bounds, folder.path(), &random).unwrap();
+    let file = || std::fs::metadata(folder.path().join("control.log")).unwrap();
+    let mut written_anew = 0;
+    for n in 0..200 {
+        let before = file().ino();
+        stream.append(long(n, 1000)).await.unwrap();
+        // Whatever is done after an order is over when a second one is acknowledged.
+        stream.append(beat("paris", n)).await.unwrap();
+        written_anew += u64::from(file().ino() != before);
+        assert!(file().len() < 2 * 20_000 + 5000 + 2000, "{} bytes", file().len());
+    }
+    assert!((4..20).contains(&written_anew), "{written_anew} times");
+    let before = (file().ino(), file().len());
+    for n in 200..400 {
+        stream.append(beat("paris", n)).await.unwrap();
+    }
+    assert_eq!((file().ino(), file().len()), before, "beats are not written");
+    drop(stream);
+    let stream = EmbeddedControl::open_within(bounds, folder.path(), &random).unwrap();
+    let kept = until(&mut stream.follow(None).await.unwrap(), &long(199, 1000)).await;
+    assert!((15..20).contains(&kept.len()), "{} orders", kept.len());
 }
 
 #[tokio::test]

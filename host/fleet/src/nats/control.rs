@@ -32,8 +32,13 @@ const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 /// An event appended again within this time is kept once: longer than whoever orders goes on trying.
 const SAME_EVENT: Duration = Duration::from_secs(120);
 
-/// Entries kept of each lane: five hours of invalidations at 200 a second.
-const KEPT: i64 = 4_000_000;
+/// Entries kept of each lane: more than an hour of invalidations at 200 a second, a day at ten. With [`ENTRY_BYTES`] this
+/// bounds what a lane takes of the servers' disks, to 8 GiB. A bound on the bytes of the whole stream would drop the oldest
+/// entries of any lane, and with them the models' latest.
+const KEPT: i64 = 1_000_000;
+
+/// Longest entry: the texts of an order have 2 KiB at most, and take three times that if all has to be escaped.
+const ENTRY_BYTES: i32 = 8 << 10;
 
 /// One beat in so many takes the place of its site's earlier ones: they prove nothing once a later one came.
 const BEATS: u64 = 64;
@@ -80,6 +85,7 @@ impl NatsControl {
             retention: RetentionPolicy::Limits,
             storage: StorageType::File,
             max_messages_per_subject: KEPT,
+            max_message_size: ENTRY_BYTES,
             duplicate_window: SAME_EVENT,
             num_replicas: self.replicas,
             allow_rollup: true,
@@ -116,12 +122,14 @@ impl NatsControl {
     /// Whether something after `cursor` was dropped that is no beat.
     async fn dropped_after(&self, stream: &Stream<Info>, cursor: Sequence) -> Result<bool, ControlError> {
         let cut = |error: String| ControlError::Cut(error);
+        // A stream that another release made may keep more.
+        let kept = stream.cached_info().config.max_messages_per_subject;
         let counts = stream.info_with_subjects(format!("{}.>", self.prefix)).await;
         let mut counts = counts.map_err(|e| cut(e.to_string()))?;
         let mut full = Vec::new();
         while let Some(lane) = counts.next().await {
             let (subject, count) = lane.map_err(|e| cut(e.to_string()))?;
-            if i64::try_from(count).is_ok_and(|count| count >= KEPT) {
+            if i64::try_from(count).is_ok_and(|count| kept > 0 && count >= kept) {
                 full.push(subject);
             }
         }

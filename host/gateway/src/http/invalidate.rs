@@ -17,9 +17,6 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest text of a dependency, in bytes: those of a request are no longer.
-const TEXT_BYTES: usize = 512;
-
 /// Exactly one of the first four, and how.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -148,12 +145,11 @@ fn what(body: &InvalidateBody, who: &Principal, site: &Site) -> Result<Invalidat
             })
         }
         (None, Some(by), None, None) => {
-            let texts = [&by.kind, &by.name, &by.version];
-            if texts
-                .iter()
-                .any(|text| text.is_empty() || text.len() > TEXT_BYTES)
-            {
-                let text = format!("kind, name and version have between 1 and {TEXT_BYTES} bytes each");
+            if !by.is_well_formed() {
+                let text = format!(
+                    "kind, name and version have between 1 and {} bytes each, without control characters",
+                    Dependency::TEXT_MAX_BYTES
+                );
                 return Err(RequestError::bad_field("dependency", text));
             }
             Ok(Invalidated::Dependency { by: by.clone(), of })

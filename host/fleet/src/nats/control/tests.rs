@@ -5,7 +5,7 @@ mod cluster;
 use crate::bus::conformance::{Line, SECRET, config, name, topology, wait};
 use crate::control::suite;
 use crate::nats::{NatsBus, NatsConfig, NatsControl, NatsServer};
-use portolan_base::{ModelName, Moment, Sequence};
+use portolan_base::{Dependency, ModelName, Moment, Sequence};
 use portolan_ports::{
     Beat, ControlEntries, ControlError, ControlEvent, ControlStream, Cursor, Invalidated, Invalidation,
     Running,
@@ -237,6 +237,38 @@ async fn beats_of_long_ago_are_dropped_and_orders_are_not() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(oldest > 2, "the first beats are gone");
+}
+
+#[tokio::test]
+async fn the_longest_order_is_kept_and_a_longer_one_refused() {
+    let Some(Line::Nats(server, _folder)) = Line::nats() else {
+        return;
+    };
+    let (_bus, paris) = control(&server, "paris").await;
+    let text = || "\"".repeat(Dependency::TEXT_MAX_BYTES);
+    let with_reason = |reason: String| {
+        let ControlEvent::Invalidation(order) = order("o") else {
+            unreachable!("orders are invalidations")
+        };
+        let by = Dependency {
+            kind: text(),
+            name: text(),
+            version: text(),
+        };
+        assert!(by.is_well_formed());
+        ControlEvent::Invalidation(Invalidation {
+            what: Invalidated::Dependency { by, of: None },
+            reason,
+            ..order
+        })
+    };
+    // As long as the API takes one, each byte of it escaped with six.
+    paris.append(with_reason("\u{1}".repeat(500))).await.unwrap();
+    let refused = paris.append(with_reason("x".repeat(8 << 10))).await;
+    assert!(
+        matches!(&refused, Err(ControlError::NotAcknowledged(_))),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]

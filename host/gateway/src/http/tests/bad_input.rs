@@ -111,6 +111,7 @@ async fn bad_completions() {
         case("label name", json!({"portolan": {"labels": {"a b": "c"}}}), bad("portolan.labels"), "label's name"),
         case("label number", json!({"portolan": {"labels": {"a": 1}}}), bad("portolan.labels"), "expected a string"),
         case("dependency", json!({"portolan": {"dependencies": [{"kind": "document"}]}}), bad("portolan.dependencies"), "missing field"),
+        case("dependency's name", json!({"portolan": {"dependencies": [{"kind": "document", "name": "a\nb", "version": "1"}]}}), bad("portolan.dependencies"), "control characters"),
     ];
     check(&App::new(), "/v1/completions", cases).await;
 }

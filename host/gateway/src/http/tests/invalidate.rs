@@ -61,6 +61,11 @@ async fn an_order_names_one_thing_that_its_giver_may_name() {
         ),
         (
             OPERATOR,
+            json!({"dependency": {"kind": "document", "name": "a\nb", "version": "1"}}),
+            StatusCode::BAD_REQUEST,
+        ),
+        (
+            OPERATOR,
             json!({"tenant": "acme", "reason": "x".repeat(501)}),
             StatusCode::BAD_REQUEST,
         ),

@@ -209,14 +209,11 @@ fn dependencies(dependencies: Vec<Dependency>) -> Result<Vec<Dependency>, Reques
             dependencies.len()
         ));
     }
-    for dependency in &dependencies {
-        for text in [&dependency.kind, &dependency.name, &dependency.version] {
-            if text.is_empty() || text.len() > TEXT_MAX_BYTES {
-                return refused(format!(
-                    "a dependency's kind, name and version must each have 1 to {TEXT_MAX_BYTES} bytes"
-                ));
-            }
-        }
+    if !dependencies.iter().all(Dependency::is_well_formed) {
+        return refused(format!(
+            "a dependency's kind, name and version must each have 1 to {} bytes without control characters",
+            Dependency::TEXT_MAX_BYTES
+        ));
     }
     Ok(dependencies)
 }
