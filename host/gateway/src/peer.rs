@@ -87,10 +87,7 @@ impl KvSource for PeerService {
         }
         let fetches = fetch::fetch_first(&site, &peer, &engine, (key, &order), sink.as_mut()).await?;
         let instance = own_index(&site, &order.instance);
-        let about = Provenance {
-            model_version: site.model_version(layout),
-            ..order.provenance()
-        };
+        let about = current_provenance(&site, engine.as_ref(), &order);
         let outcome = stream_prefill_of(engine.as_ref(), (key, Arc::new(about)), order, sink).await;
         // The other site hears of this instance's state from its load reports: it cannot tell a broken engine from a
         // refusal.
@@ -104,6 +101,15 @@ impl KvSource for PeerService {
         }
         let report = outcome.map_err(|error| error.to_string())?;
         Ok(PrefillReport { fetches, ..report })
+    }
+}
+
+/// Whose KV an order asks for and what it hangs on, as this site computes it: at the version that its model has since the
+/// latest order about it. What is computed at an older one is not kept.
+fn current_provenance(site: &Site, engine: &dyn Engine, order: &KvOrder) -> Provenance {
+    Provenance {
+        model_version: site.model_version(&engine.describe().layout),
+        ..order.provenance()
     }
 }
 

@@ -11,6 +11,7 @@ mod invalidate;
 mod kv;
 mod narrowing;
 mod patience;
+mod peers;
 mod pressure;
 mod prewarm;
 mod quotas;

@@ -1,7 +1,7 @@
 //! Takes a prefix that another site thinks will be asked for here: what is cheaper to fetch is fetched, and the rest is
 //! computed if nobody waits for the instance. Nothing goes back but the report.
 
-use super::{fetch, own_index, stream_prefill};
+use super::{current_provenance, fetch, own_index, stream_prefill_of};
 use crate::ahead::pool_blocks;
 use crate::site::Site;
 use portolan_base::kv::KvManifest;
@@ -43,7 +43,9 @@ pub(super) async fn take(
     let report = if lacking > 0 {
         let order = KvOrder { held, ..order };
         let instance = own_index(site, &order.instance);
-        let computed = stream_prefill(engine.as_ref(), key, order, Box::new(StaysHere(sink))).await;
+        let about = current_provenance(site, engine.as_ref(), &order);
+        let of = (key, Arc::new(about));
+        let computed = stream_prefill_of(engine.as_ref(), of, order, Box::new(StaysHere(sink))).await;
         if let (Some(instance), Ok(_)) = (instance, &computed) {
             site.parts.fleet.outcome(instance, InstanceOutcome::Served);
         }

@@ -1,12 +1,12 @@
 //! What an instance lacks of a prompt that it is to compute for another site is fetched first, under the rules of a
 //! request's own fetch: where that is cheaper, from the sites that the order allows, if this site's policies allow it too.
 
-use super::{CANCEL_POLL, index_of, subject_of};
+use super::{CANCEL_POLL, current_provenance, index_of, subject_of};
 use crate::bring::{Attempt, Bringing};
 use crate::copy::Copying;
 use crate::permission::Permission;
 use crate::site::Site;
-use portolan_base::{BlockHash, Provenance, SiteName, TenantKey};
+use portolan_base::{BlockHash, SiteName, TenantKey};
 use portolan_decide::ask::Asker;
 use portolan_decide::{FleetView, InstanceIndex};
 use portolan_policy::Purpose;
@@ -46,10 +46,7 @@ pub(super) async fn fetch_first(
         origin: index_of(site, peer)?,
         asker: Asker::new(parts.clock.as_ref(), &labels, order.request.as_str()),
     };
-    let about = Arc::new(Provenance {
-        model_version: site.model_version(&engine.describe().layout),
-        ..order.provenance()
-    });
+    let about = Arc::new(current_provenance(site, engine.as_ref(), order));
     let order = KvOrder {
         purpose,
         ..order.clone()

@@ -80,6 +80,8 @@ struct Rules {
     limits: Limits,
     timeouts: Timeouts,
     retries: RetryConfig,
+    /// What is changed of the site's parts before it is put together.
+    change: Option<Box<dyn FnOnce(&mut SiteParts)>>,
 }
 
 impl Rules {
@@ -123,6 +125,15 @@ impl App {
         Self::made_of(FakeText::new(), rules, instances, |desk| desk)
     }
 
+    /// An app of other parts.
+    pub(super) fn changed(change: impl FnOnce(&mut SiteParts) + 'static) -> Self {
+        let rules = Rules {
+            change: Some(Box::new(change)),
+            ..Rules::default()
+        };
+        Self::made_of(FakeText::new(), rules, &["e1"], |desk| desk)
+    }
+
     /// An app whose desk has further rules.
     pub(super) fn ruled(rules: impl FnOnce(PolicyDesk) -> PolicyDesk) -> Self {
         Self::made_of(FakeText::new(), Rules::default(), &["e1"], rules)
@@ -139,6 +150,7 @@ impl App {
             limits,
             timeouts,
             retries,
+            change,
         }: Rules,
         instances: &[&str],
         rules: impl FnOnce(PolicyDesk) -> PolicyDesk,
@@ -172,7 +184,7 @@ impl App {
             description: description.clone(),
             created: 1_700_000_000,
         };
-        let site = Site::new(SiteParts {
+        let mut parts = SiteParts {
             name: SiteName::new("paris").unwrap(),
             index: SiteIndex(0),
             engines,
@@ -201,7 +213,11 @@ impl App {
                 },
                 pause: Duration::from_secs(3600),
             }),
-        });
+        };
+        if let Some(change) = change {
+            change(&mut parts);
+        }
+        let site = Site::new(parts);
         Self {
             router: router(Arc::clone(&site)),
             site,
