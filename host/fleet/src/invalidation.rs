@@ -77,6 +77,8 @@ pub struct InvalidationParts {
 pub struct SiteInvalidation {
     parts: InvalidationParts,
     state: Mutex<State>,
+    /// Held while the record is written: two writers at once would mix their files.
+    writing: Mutex<()>,
     /// Counts what could end somebody's waiting.
     changed: watch::Sender<u64>,
     aborts: broadcast::Sender<Arc<Invalidation>>,
@@ -123,6 +125,7 @@ impl SiteInvalidation {
         };
         Arc::new(Self {
             state: Mutex::new(state),
+            writing: Mutex::default(),
             changed: watch::Sender::new(0),
             aborts: broadcast::channel(ABORTS_KEPT).0,
             times: Times::default(),
@@ -160,9 +163,10 @@ impl SiteInvalidation {
         }
     }
 
-    /// Writes down how far the site is. To be called when it ends in order.
+    /// Writes down how far the site is, and waits for the disk. To be called when it ends in order.
     pub fn write_down(&self) {
         if let Some(file) = &self.parts.file {
+            let _writing = self.writing.lock();
             let record = self.state.lock().record.clone();
             if let Err(error) = record.write(file) {
                 tracing::warn!(site = %self.parts.site, file = %file.display(), %error,

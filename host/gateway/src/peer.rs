@@ -5,7 +5,7 @@ mod fetch;
 mod hand_over;
 
 use crate::site::Site;
-use crate::stage::jurisdiction;
+use crate::stage::{jurisdiction, without_holding_up_others};
 use async_trait::async_trait;
 use portolan_base::kv::KvManifest;
 use portolan_base::{InstanceName, Provenance, SiteName, TenantKey};
@@ -80,7 +80,8 @@ impl KvSource for PeerService {
             return hand_over::take(&site, &peer, &engine, (key, order), sink).await;
         }
         if !order.purpose.computes() {
-            return stream_kept(engine.as_ref(), &key, &order, sink);
+            // Every byte may be looked at before it is sent.
+            return without_holding_up_others(|| stream_kept(engine.as_ref(), &key, &order, sink));
         }
         if order.purpose == OrderPurpose::Prewarm {
             return ahead::take(&site, &peer, &engine, (key, order), sink).await;
@@ -257,7 +258,8 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
     };
     let labels = BTreeMap::new();
     let mut asker = Asker::new(parts.clock.as_ref(), &labels, order.request.as_str());
-    let allowed = Placements::ask(&policies, subject, &[], (&view, peer_index), &mut asker);
+    let place = (&view, peer_index);
+    let allowed = without_holding_up_others(|| Placements::ask(&policies, subject, &[], place, &mut asker));
     for (index, name) in [(parts.index, &parts.name), (peer_index, peer)] {
         if !allowed.allows(index) {
             return Err(format!("the residency answer denies this data to {name}"));

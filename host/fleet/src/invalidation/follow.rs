@@ -63,7 +63,7 @@ impl SiteInvalidation {
     /// Takes entries until they end; says why they did.
     async fn take_all(self: &Arc<Self>, mut entries: Box<dyn ControlEntries>) -> ControlError {
         let stream = entries.stream().clone();
-        self.follows(stream.clone());
+        self.follows(stream.clone()).await;
         loop {
             match entries.next().await {
                 Ok(entry) => {
@@ -76,12 +76,14 @@ impl SiteInvalidation {
         }
     }
 
-    fn follows(&self, stream: StreamId) {
-        let mut state = self.state.lock();
-        state.record.stream = Some(stream.clone());
-        state.validity.follows(stream);
-        drop(state);
-        self.write_down();
+    async fn follows(self: &Arc<Self>, stream: StreamId) {
+        {
+            let mut state = self.state.lock();
+            state.record.stream = Some(stream.clone());
+            state.validity.follows(stream);
+        }
+        let agent = Arc::clone(self);
+        self.blocking(move || agent.write_down()).await;
     }
 
     /// Entries that could have been about anything cached here were missed.

@@ -351,6 +351,24 @@ async fn versions_and_orders_survive_a_restart_and_what_was_missed_is_applied_fi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_several_threads_write_at_once_is_whole_whenever_it_is_read() {
+    let world = World::new();
+    let stream: Arc<dyn ControlStream> = Arc::new(MemoryControl::new());
+    let paris = world.start("paris", &stream);
+    paris.agent.caught_up().await;
+    let file = world.folder.path().join("paris.json");
+    paris.agent.write_down();
+    std::thread::scope(|threads| {
+        let writers: Vec<_> = (0..4)
+            .map(|_| threads.spawn(|| (0..50).for_each(|_| paris.agent.write_down())))
+            .collect();
+        while !writers.iter().all(|writer| writer.is_finished()) {
+            assert!(Record::read(&file).is_some(), "it is torn");
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_site_without_a_record_trusts_nothing_that_lies_there() {
     let (world, memory) = (World::new(), MemoryControl::new());
     let stream: Arc<dyn ControlStream> = Arc::new(memory);

@@ -195,10 +195,10 @@ impl Journey {
 
 /// A call of a component blocks: under a millisecond on the calling thread, up to its deadline in the runtime's slow lane. The
 /// other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream. That costs as much as some
-/// decisions, so what only built-in policies answer is answered here.
-pub(crate) fn without_holding_up_others<T>(policies: &RequestPolicies, ask: impl FnOnce() -> T) -> T {
-    match Handle::current().runtime_flavor() {
-        RuntimeFlavor::MultiThread if !policies.are_built_in() => tokio::task::block_in_place(ask),
+/// decisions, so what only built-in policies answer is answered here. Threads that are not the runtime's just ask.
+pub fn without_holding_up_others<T>(policies: &RequestPolicies, ask: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) if !policies.are_built_in() => tokio::task::block_in_place(ask),
         _ => ask(),
     }
 }

@@ -111,7 +111,12 @@ impl RecoveryDesk {
     }
 
     async fn back_up(&self) -> Result<(), DrError> {
-        let store = dr::make_snapshot(&self.config, &self.store)?;
+        let (config, store) = (self.config.clone(), Arc::clone(&self.store));
+        let copied = tokio::task::spawn_blocking(move || dr::make_snapshot(&config, &store)).await;
+        let store = copied.map_err(|broke| DrError::Damaged {
+            what: "the backup".to_owned(),
+            detail: broke.to_string(),
+        })??;
         let place = (self.target()?, self.config.recovery.existing());
         let backed = dr::backup_service(self.config.clone(), store, place, self.clock.as_ref()).await?;
         if backed.damaged > 0 {
@@ -127,12 +132,12 @@ impl RecoveryDesk {
 
     async fn drill(&self) -> Result<DrillRecord, DrError> {
         let scratch = self.config.data_dir.join("drill");
-        drop(std::fs::remove_dir_all(&scratch));
+        drop(tokio::fs::remove_dir_all(&scratch).await);
         let rules = DrillRules {
             target: self.config.recovery.drill_target(),
         };
         let drilled = dr::drill(self.target()?, &scratch, rules, self.clock.as_ref()).await;
-        drop(std::fs::remove_dir_all(&scratch));
+        drop(tokio::fs::remove_dir_all(&scratch).await);
         let record = drilled?;
         let kept = record.clone();
         self.change(|state| state.drill = Some(kept))?;

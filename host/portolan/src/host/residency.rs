@@ -9,6 +9,7 @@ use portolan_decide::{Draw, FleetView, Placements, PolicyTable, SiteIndex, SiteV
 use portolan_disk::Gate;
 use portolan_fleet::{Disclosure, Owner, Topology};
 use portolan_gateway::policies::PolicyDesk;
+use portolan_gateway::stage::without_holding_up_others;
 use portolan_policy::{NameTables, Placement, Purpose, Subject};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -158,7 +159,8 @@ impl StoredKv {
             };
             let mut asker = Asker::new(self.clock.as_ref(), &labels, "stored-kv");
             let place = (&self.fleet, self.here);
-            let placements = Placements::ask(&policies, subject, &[], place, &mut asker);
+            let placements =
+                without_holding_up_others(|| Placements::ask(&policies, subject, &[], place, &mut asker));
             placements.of(*site) == Placement::Resident
         })
     }

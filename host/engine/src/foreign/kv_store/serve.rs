@@ -85,7 +85,7 @@ pub(in crate::foreign) async fn run(store: Arc<KvStore>, listener: UnixListener)
     }
 }
 
-async fn connection(store: &KvStore, stream: &mut UnixStream) -> Result<(), FrameError> {
+async fn connection(store: &Arc<KvStore>, stream: &mut UnixStream) -> Result<(), FrameError> {
     let Some(first) = Frame::read(stream).await? else {
         return Ok(());
     };
@@ -109,7 +109,11 @@ async fn connection(store: &KvStore, stream: &mut UnixStream) -> Result<(), Fram
         .write(stream)
         .await?;
     while let Some(frame) = Frame::read(stream).await? {
-        store.answer(&frame, part)?.write(stream).await?;
+        // Blocks are copied and every byte of them is summed: up to a payload's, which is too much for a worker.
+        let store = Arc::clone(store);
+        let answered = tokio::task::spawn_blocking(move || store.answer(&frame, part)).await;
+        let broke = |broke: tokio::task::JoinError| FrameError::Content(broke.to_string());
+        answered.map_err(broke)??.write(stream).await?;
     }
     Ok(())
 }

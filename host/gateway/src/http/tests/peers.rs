@@ -1,7 +1,8 @@
-//! Orders of other sites: whose KV is computed for them.
+//! Orders of other sites: whose KV is computed for them, and who waits meanwhile.
 
 use super::support::App;
 use crate::peer::PeerService;
+use crate::policies::{By, DeskParts, PolicyDesk, PolicySlot, Upload};
 use crate::site::SiteParts;
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -11,13 +12,16 @@ use portolan_base::{
     TenantName, Tokens,
 };
 use portolan_decide::{Bounds, Draw, PrewarmRules};
+use portolan_policy::{Answered, Call, Policy, PolicyDescriptor, QuestionKind, Scope};
 use portolan_ports::{
-    AlwaysValid, AsOf, Begun, CacheValidity, ControlError, DecodeEvent, DecodeJob, Engine,
-    EngineDescription, EngineError, EngineLoad, Given, HeldPrefix, InUse, Invalidated,
+    AlwaysValid, AsOf, Begun, Binding, CacheValidity, ControlError, DecodeEvent, DecodeJob, Engine,
+    EngineDescription, EngineError, EngineLoad, FakeLoader, Given, HeldPrefix, InUse, Invalidated,
     Invalidation, KvEvent, KvOrder, KvPiece, KvSource, Order, OrderPurpose, Patience, PieceSink,
-    PrefillJob, PrefillReport, Retention, SiteEffect, Stale,
+    PolicyLoader, PolicyRejection, PolicyReport, PrefillJob, PrefillReport, Rehearsal, Retention, Reuse,
+    SiteEffect, Stale,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 
@@ -162,4 +166,87 @@ async fn what_is_computed_for_others_is_of_the_version_that_the_model_has_since_
             "{purpose:?}: KV of an older one is not kept"
         );
     }
+}
+
+/// How long a slow policy takes.
+const SLOW: Duration = Duration::from_millis(300);
+
+/// Makes policies that keep their thread for a while.
+struct SlowLoader;
+
+struct Slow(Arc<dyn Policy>);
+
+impl Policy for Slow {
+    fn descriptor(&self) -> &PolicyDescriptor {
+        self.0.descriptor()
+    }
+    fn ask(&self, call: &Call<'_>) -> Answered {
+        std::thread::sleep(SLOW);
+        self.0.ask(call)
+    }
+}
+
+impl PolicyLoader for SlowLoader {
+    fn check(
+        &self,
+        question: Option<QuestionKind>,
+        component: &[u8],
+        rehearsal: Option<Rehearsal<'_>>,
+    ) -> PolicyReport {
+        FakeLoader.check(question, component, rehearsal)
+    }
+    fn compile(&self, component: &[u8]) -> Result<Vec<u8>, PolicyRejection> {
+        FakeLoader.compile(component)
+    }
+    fn accepts(&self, sha256: &str, compiled: &[u8]) -> bool {
+        FakeLoader.accepts(sha256, compiled)
+    }
+    fn load(
+        &self,
+        binding: &Binding,
+        component: &[u8],
+        compiled: Option<&[u8]>,
+    ) -> Result<Arc<dyn Policy>, PolicyRejection> {
+        let policy = FakeLoader.load(binding, component, compiled)?;
+        Ok(Arc::new(Slow(policy)))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_slow_residency_policy_holds_up_its_own_order_and_nobody_else() {
+    let app = App::changed(|parts: &mut SiteParts| {
+        let names = parts.fleet.names();
+        parts.desk = Arc::new(PolicyDesk::new(DeskParts {
+            store: Arc::clone(&parts.store),
+            loader: Arc::new(SlowLoader),
+            names: Arc::new(move || Arc::clone(&names)),
+            clock: Arc::clone(&parts.clock),
+        }));
+    });
+    let upload = Upload {
+        slot: PolicySlot::new(Scope::Platform, QuestionKind::Residency),
+        name: "slow".to_owned(),
+        config: String::new(),
+        component: "ok:slow".to_owned().into(),
+        signature: String::new(),
+        budget: None,
+        reuse: Reuse::ByClass,
+    };
+    app.site.parts.desk.upload(upload, &By::new("op", "")).unwrap();
+    let ticks = Arc::new(AtomicU32::new(0));
+    let counting = tokio::spawn({
+        let ticks = Arc::clone(&ticks);
+        async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                ticks.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    // In a task, as the transport serves it: the test's own body is not run by the worker.
+    let serving = tokio::spawn(async move { served(&app, order(OrderPurpose::Serve)).await });
+    serving.await.unwrap().unwrap();
+    counting.abort();
+    let ticks = ticks.load(Ordering::Relaxed);
+    assert!(ticks >= 5, "{ticks} ticks of a task beside it in {SLOW:?}");
 }
