@@ -78,5 +78,5 @@ pub use retry::{RetryBudget, RetryConfig};
 pub use rollout::{Budget, BudgetMeter, Draw, Percent, Spent, TrialStage};
 pub use route::{Candidates, KvSize, MAX_ROUTES, Route};
 pub use standing::{Comeback, Standing};
-pub use table::{PolicyTable, RequestPolicies, Trial};
+pub use table::{Answerers, PolicyTable, RequestPolicies, Trial};
 pub use timeouts::Timeouts;

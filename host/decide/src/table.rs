@@ -5,7 +5,7 @@ use portolan_base::TenantName;
 use portolan_policy::{Policy, PolicySource, QuestionKind, Scope};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Every active policy. Immutable: a change makes a new table that shares the policies, so that a request which took
 /// the table at admit keeps its versions to the end.
@@ -22,6 +22,34 @@ pub struct Trial {
     pub policy: Arc<dyn Policy>,
     /// How far it has come.
     pub stage: TrialStage,
+}
+
+/// Who answers one question in a table, so that it can be told later whether that has changed. Keeps none of them.
+#[derive(Clone, Default)]
+pub struct Answerers(HashMap<Scope, Answerer>);
+
+/// The active version, and one on trial with how far it has come.
+type Answerer = (Option<Weak<dyn Policy>>, Option<(Weak<dyn Policy>, TrialStage)>);
+
+impl PartialEq for Answerers {
+    fn eq(&self, other: &Self) -> bool {
+        let active = |a: &Option<Weak<dyn Policy>>, b: &Option<Weak<dyn Policy>>| match (a, b) {
+            (Some(a), Some(b)) => Weak::ptr_eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let same = |a: &Answerer, b: &Answerer| {
+            let trials = match (&a.1, &b.1) {
+                (Some((a, at)), Some((b, bt))) => Weak::ptr_eq(a, b) && at == bt,
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            active(&a.0, &b.0) && trials
+        };
+        self.0.len() == other.0.len()
+            && self
+                .0
+                .iter()
+                .all(|(scope, a)| other.0.get(scope).is_some_and(|b| same(a, b)))
+    }
 }
 
 /// Shows pairs as a map.
@@ -128,6 +156,20 @@ impl PolicyTable {
     /// What is on trial for exactly this scope.
     pub fn trial(&self, scope: &Scope, question: QuestionKind) -> Option<&Trial> {
         self.trials.get(&(scope.clone(), question))
+    }
+
+    /// Who answers a question, for whichever scope. Two tables' are equal while nothing about that question was changed
+    /// between them.
+    pub fn answerers(&self, question: QuestionKind) -> Answerers {
+        let mut answerers = Answerers::default();
+        for ((scope, _), policy) in self.active.iter().filter(|((_, of), _)| *of == question) {
+            answerers.0.entry(scope.clone()).or_default().0 = Some(Arc::downgrade(policy));
+        }
+        for ((scope, _), trial) in self.trials.iter().filter(|((_, of), _)| *of == question) {
+            let on_trial = (Arc::downgrade(&trial.policy), trial.stage);
+            answerers.0.entry(scope.clone()).or_default().1 = Some(on_trial);
+        }
+        answerers
     }
 
     /// Everything that is active.

@@ -688,3 +688,28 @@ proptest! {
         prop_assert!(record.candidates.iter().all(|c| c.facts.to_cells().len() == RouteColumn::COUNT));
     }
 }
+
+#[test]
+fn who_answers_a_question_is_the_same_until_that_question_is_changed() {
+    let says = || policy(QuestionKind::Residency, |_| Err(PolicyFault::Trap("t".into())));
+    let of = |table: &PolicyTable| table.answerers(QuestionKind::Residency);
+    let acme = || Scope::Tenant(TenantName::new("acme").unwrap());
+    let empty = PolicyTable::new();
+    let bound = empty.with(Scope::Platform, QuestionKind::Residency, says());
+    assert!(of(&empty) != of(&bound) && of(&bound) == of(&bound.clone()));
+    let more = bound.with(acme(), QuestionKind::Routing, says());
+    let more = more.with(Scope::Platform, QuestionKind::Cost, says());
+    assert!(of(&more) == of(&bound), "other questions");
+    let again = more.with(Scope::Platform, QuestionKind::Residency, says());
+    assert!(of(&again) != of(&bound), "another version");
+    let own = more.with(acme(), QuestionKind::Residency, says());
+    assert!(of(&own) != of(&more), "a tenant's");
+    assert!(of(&own.without(&acme(), QuestionKind::Residency)) == of(&bound));
+    let trial = crate::table::Trial {
+        policy: says(),
+        stage: crate::rollout::TrialStage::Shadow,
+    };
+    let tried = bound.with_trial(Scope::Platform, QuestionKind::Residency, trial);
+    assert!(of(&tried) != of(&bound));
+    assert!(of(&tried.without_trial(&Scope::Platform, QuestionKind::Residency)) == of(&bound));
+}

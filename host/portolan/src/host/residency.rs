@@ -5,23 +5,24 @@ use super::parts::Shared;
 use crate::config::SiteConfig;
 use portolan_base::{Clock, Scope, SiteName, TenantName};
 use portolan_decide::ask::Asker;
-use portolan_decide::{Draw, FleetView, Placements, PolicyTable, SiteIndex, SiteView};
+use portolan_decide::{Answerers, Draw, FleetView, Placements, PolicyTable, SiteIndex, SiteView};
 use portolan_disk::Gate;
 use portolan_fleet::{Disclosure, Owner, Topology};
 use portolan_gateway::policies::PolicyDesk;
 use portolan_gateway::stage::without_holding_up_others;
-use portolan_policy::{NameTables, Placement, Purpose, Subject};
+use portolan_policy::{NameTables, Placement, Purpose, QuestionKind, Subject};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Whose, bound to where, and the site that it may lie at.
 type Asked = (TenantName, String, SiteIndex);
 
-/// What the policies of one table said.
+/// What the residency policies of one table said, and of the tables after it in which they are the same.
 struct Answers {
     table: Weak<PolicyTable>,
+    answerers: Answerers,
     said: HashMap<Asked, bool>,
-    /// Tables before this one.
+    /// How often they were others before.
     edition: u64,
 }
 
@@ -85,8 +86,10 @@ impl StoredKv {
                 .collect(),
             ..FleetView::default()
         };
+        let table = desk.table();
         let answers = Mutex::new(Answers {
-            table: Arc::downgrade(&desk.table()),
+            table: Arc::downgrade(&table),
+            answerers: table.answerers(QuestionKind::Residency),
             said: HashMap::new(),
             edition: 0,
         });
@@ -101,22 +104,24 @@ impl StoredKv {
         }
     }
 
-    /// The table in force and which one it is; none once the host has ended.
+    /// The table in force and which edition it is of; none once the host has ended.
     fn current(&self) -> Option<(Arc<PolicyTable>, u64)> {
         let table = self.desk.upgrade()?.table();
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let this = Arc::downgrade(&table);
         if !Weak::ptr_eq(&answers.table, &this) {
-            *answers = Answers {
-                table: this,
-                said: HashMap::new(),
-                edition: answers.edition + 1,
-            };
+            let answerers = table.answerers(QuestionKind::Residency);
+            answers.table = this;
+            if answerers != answers.answerers {
+                answers.answerers = answerers;
+                answers.said.clear();
+                answers.edition += 1;
+            }
         }
         Some((table, answers.edition))
     }
 
-    /// Whether a site is resident for this data. What a table of policies said once, it is not asked again.
+    /// Whether a site is resident for this data. What residency policies said once, they are not asked again.
     fn may_lie_at(&self, site: SiteIndex, owner: &Owner) -> bool {
         // What the platform marked public is nobody's.
         let Scope::Tenant(tenant) = &owner.scope else {
@@ -173,7 +178,6 @@ mod tests {
     use crate::host::Host;
     use portolan_base::{ModelName, Provenance};
     use portolan_gateway::policies::{By, PolicySlot, Upload};
-    use portolan_policy::QuestionKind;
     use portolan_ports::Reuse;
     use std::path::{Path, PathBuf};
 
@@ -227,21 +231,22 @@ mod tests {
             PathBuf::from,
         );
         let component: Vec<u8> = std::fs::read(plugins.join("jurisdiction.wasm")).unwrap();
-        let bind = |config: &str| {
+        let bind_to = |question, (name, config): (&str, &str), component: &[u8]| {
             let upload = Upload {
                 slot: PolicySlot {
                     scope: portolan_policy::Scope::Platform,
-                    question: QuestionKind::Residency,
+                    question,
                 },
-                name: "jurisdiction".to_owned(),
+                name: name.to_owned(),
                 config: config.to_owned(),
-                component: component.clone().into(),
+                component: component.to_vec().into(),
                 signature: String::new(),
                 budget: None,
                 reuse: Reuse::ByClass,
             };
             host.desk().upload(upload, &By::new("op", "")).unwrap();
         };
+        let bind = |config: &str| bind_to(QuestionKind::Residency, ("jurisdiction", config), &component);
         bind(r#"{"allow": {"eu": ["us"]}}"#);
         assert_ne!(paris.edition(), first, "what was told is told anew");
         assert_eq!(allowed(), [true, true, true, false]);
@@ -251,6 +256,15 @@ mod tests {
             [true, true, false, false],
             "in transit it is neither written nor told of"
         );
+        let before = paris.edition();
+        let cost = std::fs::read(plugins.join("ttft.wasm")).unwrap();
+        bind_to(QuestionKind::Cost, ("ttft", ""), &cost);
+        assert_eq!(
+            paris.edition(),
+            before,
+            "what other policies say is not theirs to tell"
+        );
+        assert_eq!(allowed(), [true, true, false, false]);
         runtime.block_on(host.stop());
     }
 }
