@@ -38,6 +38,9 @@ pub enum SharedError {
     /// A component cannot be had at this moment.
     #[error("a component of another process is out of reach: {0}")]
     OutOfReach(String),
+    /// Whoever keeps components answers, and has none with this digest.
+    #[error("the fleet keeps no component {0}; upload it again at the process that bound it")]
+    Missing(String),
 }
 
 /// The fleet's policies. Calls block on the network: use them off the request path.
@@ -51,6 +54,6 @@ pub trait SharedPolicies: Send + Sync {
     /// The component with a digest, SHA-256 in hexadecimal. Whoever asks checks it.
     ///
     /// # Errors
-    /// [`SharedError::OutOfReach`].
+    /// [`SharedError::OutOfReach`] and [`SharedError::Missing`].
     fn component(&self, sha256: &str) -> Result<Bytes, SharedError>;
 }

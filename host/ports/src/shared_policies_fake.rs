@@ -42,6 +42,6 @@ impl SharedPolicies for MemoryShared {
 
     fn component(&self, sha256: &str) -> Result<Bytes, SharedError> {
         let found = self.components.lock().get(sha256).cloned();
-        found.ok_or_else(|| SharedError::OutOfReach(sha256.to_owned()))
+        found.ok_or_else(|| SharedError::Missing(sha256.to_owned()))
     }
 }

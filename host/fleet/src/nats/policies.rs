@@ -5,13 +5,15 @@
 //! carry the fleet's mark, and components the digest that a marked state names: whoever can write to the servers and does
 //! not have the secret binds nothing.
 
+mod sweep;
+
 use super::bucket;
 use super::envelope::{Marked, Seal};
 use super::{NatsBus, Subjects};
 use async_nats::Client;
 use async_nats::connection::State;
 use async_nats::jetstream::kv::{self, Operation, UpdateErrorKind, Watch};
-use async_nats::jetstream::object_store::{self, ObjectStore};
+use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectStore};
 use async_nats::jetstream::stream::StorageType;
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
@@ -22,6 +24,7 @@ use portolan_ports::{SharedError, SharedPolicies, SharedSlot};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use sweep::Unnamed;
 use tokio::io::AsyncReadExt;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -44,6 +47,8 @@ struct Inner {
     replicas: usize,
     /// The newest state of each key that this process knows of.
     revisions: Mutex<HashMap<String, u64>>,
+    /// Components that no slot names, and since when as far as this process knows.
+    unnamed: Mutex<Unnamed>,
     runtime: Handle,
 }
 
@@ -66,6 +71,7 @@ impl NatsPolicies {
             subjects: Arc::clone(&bus.subjects),
             replicas,
             revisions: Mutex::default(),
+            unnamed: Mutex::default(),
             runtime: Handle::current(),
         }))
     }
@@ -135,6 +141,10 @@ impl NatsPolicies {
         match states.update(&key, value, known).await {
             Ok(revision) => {
                 self.0.revisions.lock().insert(key, revision);
+                // One that was there may have been removed as named by nobody before this slot named it.
+                if let Err(error) = self.keep(components).await {
+                    tracing::warn!(error, "whether a policy's component is still kept is not known");
+                }
                 Ok(())
             }
             Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
@@ -144,16 +154,28 @@ impl NatsPolicies {
         }
     }
 
-    async fn get(&self, sha256: &str) -> Result<Bytes, String> {
-        self.connected()?;
-        let store = self.components().await?;
-        let mut object = store.get(sha256).await.map_err(|error| error.to_string())?;
+    async fn get(&self, sha256: &str) -> Result<Bytes, SharedError> {
+        let out_of_reach = SharedError::OutOfReach;
+        self.connected().map_err(out_of_reach)?;
+        let store = self.components().await.map_err(out_of_reach)?;
+        let mut object = store.get(sha256).await.map_err(|error| match error.kind() {
+            GetErrorKind::NotFound => SharedError::Missing(sha256.to_owned()),
+            _ => out_of_reach(error.to_string()),
+        })?;
         let mut bytes = Vec::new();
         object
             .read_to_end(&mut bytes)
             .await
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| out_of_reach(error.to_string()))?;
         Ok(bytes.into())
+    }
+}
+
+impl NatsPolicies {
+    fn read(&self, at: &str, value: &[u8]) -> Option<SharedSlot> {
+        let body = self.0.seal.unmark(at, Marked::Policy, value).ok()?;
+        let slot: SharedSlot = serde_json::from_slice(body).ok()?;
+        (key(&slot.scope, slot.question) == at).then_some(slot)
     }
 }
 
@@ -168,8 +190,7 @@ impl SharedPolicies for NatsPolicies {
 
     fn component(&self, sha256: &str) -> Result<Bytes, SharedError> {
         let got = self.0.runtime.block_on(timeout(2 * WITHIN, self.get(sha256)));
-        got.unwrap_or_else(|_| Err("no server answers".to_owned()))
-            .map_err(SharedError::OutOfReach)
+        got.unwrap_or_else(|_| Err(SharedError::OutOfReach("no server answers".to_owned())))
     }
 }
 
@@ -192,7 +213,7 @@ impl SharedSlots {
                         .revisions
                         .lock()
                         .insert(entry.key.clone(), entry.revision);
-                    match self.read(&entry.key, &entry.value) {
+                    match self.policies.read(&entry.key, &entry.value) {
                         Some(slot) => return slot,
                         None => tracing::error!(
                             key = entry.key,
@@ -208,12 +229,6 @@ impl SharedSlots {
                 None => self.watch = None,
             }
         }
-    }
-
-    fn read(&self, at: &str, value: &[u8]) -> Option<SharedSlot> {
-        let body = self.policies.0.seal.unmark(at, Marked::Policy, value).ok()?;
-        let slot: SharedSlot = serde_json::from_slice(body).ok()?;
-        (key(&slot.scope, slot.question) == at).then_some(slot)
     }
 }
 

@@ -49,7 +49,15 @@ impl PolicyDesk {
         if kept.iter().any(is_known) {
             return Ok(Vec::new());
         }
-        room(kept, bytes, quotas)
+        room(kept, (1, bytes), quotas)
+    }
+
+    /// Forgets what is beyond the quota, oldest first, without regard to what may come. Only called while `changing` is
+    /// held.
+    pub(super) fn prune_to_quota(&self, slot: &PolicySlot) -> Result<(), DeskError> {
+        let quotas = self.quotas.of(&slot.scope);
+        self.prune(room(self.kept(slot)?, (0, 0), quotas)?);
+        Ok(())
     }
 
     /// Forgets versions that made room. One that cannot go is left for the next upload.
@@ -109,12 +117,13 @@ impl PolicyDesk {
     }
 }
 
-/// Which versions go so that one more of `bytes` fits.
-fn room(kept: Vec<Kept>, bytes: u64, quotas: Quotas) -> Result<Vec<VersionRecord>, DeskError> {
+/// Which versions go so that so many more fit, of so many bytes.
+fn room(kept: Vec<Kept>, (more, bytes): (u64, u64), quotas: Quotas) -> Result<Vec<VersionRecord>, DeskError> {
     let mut count = kept.len() as u64;
     let mut stored: u64 = kept.iter().map(|kept| kept.record.bytes).sum();
     let fits = |count: u64, stored: u64| {
-        count < u64::from(quotas.stored_versions) && stored.saturating_add(bytes) <= quotas.stored_bytes
+        count + more <= u64::from(quotas.stored_versions)
+            && stored.saturating_add(bytes) <= quotas.stored_bytes
     };
     let mut gone = Vec::new();
     let mut candidates = kept.into_iter().filter(|kept| !kept.is_needed);
@@ -163,7 +172,7 @@ mod tests {
             stored_bytes: 100,
             ..Quotas::default()
         };
-        let gone = room(kept(versions), bytes, quotas).ok()?;
+        let gone = room(kept(versions), (1, bytes), quotas).ok()?;
         Some(gone.into_iter().map(|version| version.name).collect())
     }
 

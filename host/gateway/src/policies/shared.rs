@@ -129,6 +129,11 @@ impl PolicyDesk {
         {
             let _changing = self.changing.lock();
             self.store_as(&slot, state).map_err(AdoptError::Desk)?;
+            // What it replaces was pruned where it was uploaded, and has to be here too. What cannot go stays: that this
+            // slot answers as elsewhere matters more.
+            if let Err(error) = self.prune_to_quota(&slot) {
+                tracing::warn!(%slot, %error, "more versions are kept than the quota allows");
+            }
         }
         self.finish(&slot)?;
         Ok(true)

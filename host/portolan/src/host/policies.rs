@@ -4,31 +4,42 @@ mod unmade;
 
 use portolan_fleet::nats::NatsPolicies;
 use portolan_gateway::policies::{AdoptError, PolicyDesk};
-use portolan_ports::SharedSlot;
+use portolan_ports::{SharedError, SharedSlot};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
-use unmade::Unmade;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use unmade::{Patience, Unmade};
 
-/// How often the fleet is told again what it could not be told, and changes are looked at that could not be made here.
+/// How often the fleet is told again what it could not be told.
 const LATER: Duration = Duration::from_secs(5);
 
-/// First and longest wait for a component that is out of reach.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// How often components that no slot names are looked for.
+const SWEEP: Duration = Duration::from_secs(600);
 
 /// Follows the fleet's policies.
 pub(super) async fn follow(policies: NatsPolicies, desk: Arc<PolicyDesk>) {
     let mut slots = policies.follow();
     let mut later = interval(LATER);
     later.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sweeps = interval(SWEEP);
+    sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut unmade = Unmade::default();
     loop {
+        let again = unmade.next().unwrap_or_else(|| Instant::now() + SWEEP);
         tokio::select! {
             state = slots.next() => take(&desk, state, &mut unmade).await,
-            _ = later.tick() => {
-                for state in unmade.due(Instant::now()) {
+            // One at a time: what others change meanwhile is not held up by what cannot be made.
+            () = sleep_until(again) => {
+                if let Some(state) = unmade.due(Instant::now()).into_iter().next() {
                     take(&desk, state, &mut unmade).await;
                 }
+            }
+            _ = sweeps.tick() => match policies.sweep().await {
+                Ok(0) => {}
+                Ok(removed) => tracing::info!(removed, "components that no slot names were removed from the fleet's servers"),
+                Err(error) => tracing::debug!(error, "components that no slot names were not looked for"),
+            },
+            _ = later.tick() => {
                 let desk = Arc::clone(&desk);
                 if let Err(error) = tokio::task::spawn_blocking(move || desk.share_untold()).await {
                     tracing::error!(%error, "the fleet was not told of a change");
@@ -42,42 +53,63 @@ pub(super) async fn follow(policies: NatsPolicies, desk: Arc<PolicyDesk>) {
 async fn take(desk: &Arc<PolicyDesk>, state: SharedSlot, unmade: &mut Unmade) {
     match adopt(desk, state.clone()).await {
         Adopted::Done => unmade.made(&state),
-        Adopted::Not => unmade.note(state, Instant::now()),
+        Adopted::Not(patience) => unmade.note(state, patience, Instant::now()),
     }
 }
 
-/// Whether a state was taken over.
+/// Whether a state was taken over, and else how soon that is tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Adopted {
     Done,
-    Not,
+    Not(Patience),
 }
 
-/// Takes one state over. Waits for what is out of reach; what cannot be used here is left as it is.
+/// Takes one state over; what cannot be used here is left as it is.
 async fn adopt(desk: &Arc<PolicyDesk>, state: SharedSlot) -> Adopted {
     let (scope, question, actor) = (state.scope.clone(), state.question, state.actor.clone());
-    let (mut wait, longest) = AGAIN;
-    loop {
-        let (desk, state) = (Arc::clone(desk), state.clone());
-        match tokio::task::spawn_blocking(move || desk.adopt(state)).await {
-            Ok(Ok(false)) => return Adopted::Done,
-            Ok(Ok(true)) => {
-                tracing::info!(%scope, %question, actor, "a change of another process is in force here");
-                return Adopted::Done;
-            }
-            Ok(Err(AdoptError::Shared(error))) => {
-                tracing::warn!(%scope, %question, %error, "a change of another process waits for its component");
-                sleep(wait).await;
-                wait = longest.min(wait * 2);
-            }
-            Ok(Err(error)) => {
-                tracing::error!(%scope, %question, %error, "a change of another process cannot be made here; it is tried again later");
-                return Adopted::Not;
-            }
-            Err(error) => {
-                tracing::error!(%scope, %question, %error, "taking a change over broke; it is tried again later");
-                return Adopted::Not;
-            }
+    let desk = Arc::clone(desk);
+    match tokio::task::spawn_blocking(move || desk.adopt(state)).await {
+        Ok(Ok(false)) => Adopted::Done,
+        Ok(Ok(true)) => {
+            tracing::info!(%scope, %question, actor, "a change of another process is in force here");
+            Adopted::Done
         }
+        Ok(Err(error)) => {
+            let patience = patience(&error);
+            match patience {
+                Patience::Soon => {
+                    tracing::warn!(%scope, %question, %error, "a change of another process waits for its component");
+                }
+                Patience::Late => {
+                    tracing::error!(%scope, %question, %error, "a change of another process cannot be made here; it is tried again later");
+                }
+            }
+            Adopted::Not(patience)
+        }
+        Err(error) => {
+            tracing::error!(%scope, %question, %error, "taking a change over broke; it is tried again later");
+            Adopted::Not(Patience::Late)
+        }
+    }
+}
+
+/// A server that is out of reach is back in seconds; a component that nobody has, or that cannot be used, is not.
+fn patience(why: &AdoptError) -> Patience {
+    match why {
+        AdoptError::Shared(SharedError::OutOfReach(_)) => Patience::Soon,
+        AdoptError::Shared(_) | AdoptError::OtherBytes(_) | AdoptError::Desk(_) => Patience::Late,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_component_that_nobody_keeps_is_not_waited_for_as_one_that_is_out_of_reach() {
+        let missing = AdoptError::Shared(SharedError::Missing("c0".to_owned()));
+        assert_eq!(patience(&missing), Patience::Late);
+        let cut = AdoptError::Shared(SharedError::OutOfReach("cut".to_owned()));
+        assert_eq!(patience(&cut), Patience::Soon);
     }
 }

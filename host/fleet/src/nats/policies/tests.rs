@@ -87,7 +87,7 @@ async fn what_one_binds_the_others_hear_of_and_one_that_comes_later_too() {
     let missing = tokio::task::spawn_blocking(move || asked.component("c9"))
         .await
         .unwrap();
-    assert!(matches!(missing, Err(SharedError::OutOfReach(_))));
+    assert_eq!(missing, Err(SharedError::Missing("c9".to_owned())));
 
     share(&virginia, &slot("acme", "c1"), &[]).await.unwrap();
     share(&virginia, &slot("glo.bex", "c2"), &[]).await.unwrap();
@@ -99,6 +99,38 @@ async fn what_one_binds_the_others_hear_of_and_one_that_comes_later_too() {
         [slot("acme", "c1"), slot("glo.bex", "c2")],
         "the newest of each"
     );
+}
+
+#[tokio::test]
+async fn components_that_no_slot_names_go_after_a_while_and_come_again() {
+    let Some(Line::Nats(server, _folder)) = Line::nats() else {
+        return;
+    };
+    let (_bus, paris) = join(&server, "paris", &SECRET).await;
+    assert_eq!(
+        paris.sweep_after(Duration::ZERO).await,
+        Ok(0),
+        "there is nothing yet"
+    );
+    let bytes = |sha256: &str| vec![(sha256.to_owned(), Bytes::from(sha256.repeat(1000)))];
+    for sha256 in ["c0", "c1"] {
+        share(&paris, &slot("acme", sha256), &bytes(sha256))
+            .await
+            .unwrap();
+    }
+    share(&paris, &slot("globex", "c2"), &bytes("c2")).await.unwrap();
+    let there = async |sha256: &'static str| {
+        let asked = paris.clone();
+        let got = tokio::task::spawn_blocking(move || asked.component(sha256)).await;
+        got.unwrap()
+    };
+    assert_eq!(paris.sweep().await, Ok(0), "it may be named in a moment");
+    assert!(there("c0").await.is_ok());
+    assert_eq!(paris.sweep_after(Duration::ZERO).await, Ok(1));
+    assert_eq!(there("c0").await, Err(SharedError::Missing("c0".to_owned())));
+    assert!(there("c1").await.is_ok() && there("c2").await.is_ok());
+    share(&paris, &slot("acme", "c0"), &bytes("c0")).await.unwrap();
+    assert!(there("c0").await.is_ok(), "a roll-back brings it again");
 }
 
 #[tokio::test]

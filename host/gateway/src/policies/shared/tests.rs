@@ -108,7 +108,10 @@ fn a_component_that_is_out_of_reach_or_other_bytes_changes_nothing() {
         desk: desk_over(&virginia.store).sharing(Arc::new(MemoryShared::default())),
         store: Arc::clone(&virginia.store),
     };
-    assert!(matches!(elsewhere.desk.adopt(state), Err(AdoptError::Shared(_))));
+    assert!(matches!(
+        elsewhere.desk.adopt(state),
+        Err(AdoptError::Shared(SharedError::Missing(_)))
+    ));
     assert!(virginia.store.bindings().unwrap().is_empty());
     assert!(
         virginia
@@ -116,5 +119,28 @@ fn a_component_that_is_out_of_reach_or_other_bytes_changes_nothing() {
             .versions(&routing().scope, routing().question)
             .unwrap()
             .is_empty()
+    );
+}
+
+#[test]
+fn what_others_bind_is_pruned_by_the_same_quota_as_what_is_uploaded_here() {
+    let shared = Arc::new(MemoryShared::default());
+    let (paris, virginia) = (process(&shared), process(&shared));
+    let kept = |process: &Process| {
+        let slot = routing();
+        process.store.versions(&slot.scope, slot.question).unwrap().len()
+    };
+    let most = portolan_ports::Quotas::default().stored_versions as usize;
+    for n in 0..most + 5 {
+        paris
+            .desk
+            .upload(upload(routing(), &format!("ok:{n}")), &by())
+            .unwrap();
+        virginia.desk.adopt(shared.shared().pop().unwrap()).unwrap();
+    }
+    assert_eq!((kept(&paris), kept(&virginia)), (most, most));
+    assert_eq!(
+        active(&virginia.desk, &routing()),
+        active(&paris.desk, &routing())
     );
 }
