@@ -83,6 +83,14 @@ impl RequestError {
         }
     }
 
+    /// The host stops.
+    pub fn stopping() -> Self {
+        // Whoever balances load has seen by then that this host is gone.
+        const SOON: Duration = Duration::from_secs(1);
+        let message = "this host is stopping and could not end the answer in time; send the request again";
+        Self::unavailable(message, SOON).with_code("host_stopping")
+    }
+
     /// Adds a stable code.
     #[must_use]
     pub fn with_code(mut self, code: &'static str) -> Self {

@@ -22,6 +22,7 @@
 mod admin;
 mod auth;
 mod body;
+mod caller;
 mod config;
 mod decisions;
 pub mod errors;

@@ -29,7 +29,7 @@ use portolan_base::{
 };
 use portolan_decide::{PrewarmRules, ReplicaRules, RetryBudget, RetryConfig, SiteIndex, Timeouts};
 use portolan_ports::{
-    Applied, CacheSalt, CacheValidity, Configuration, Engine, EngineDescription, Fidelity, Fleet,
+    Applied, CacheSalt, CacheValidity, Cancel, Configuration, Engine, EngineDescription, Fidelity, Fleet,
     Invalidated, PolicyStore, TextModel, Transport,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,6 +236,8 @@ pub struct Site {
     pub(crate) recovery: OnceLock<Recovery>,
     /// What operators took out of service.
     pub(crate) out_of_service: OutOfService,
+    /// Ends what is still under way, once the host cannot wait for it.
+    pub(crate) cut: Cancel,
     /// What may change while it serves.
     pub(crate) live: ArcSwap<Live>,
     /// Requests whose shadows are asked.
@@ -287,6 +289,7 @@ impl Site {
             configuration: OnceLock::new(),
             recovery: OnceLock::new(),
             out_of_service: OutOfService::default(),
+            cut: Cancel::new(),
             live: ArcSwap::from_pointee(live),
             records: RecordLog::new(limits.records),
             decisions: Decisions::default(),
@@ -311,8 +314,14 @@ impl Site {
         left.take(now)
     }
 
+    /// Ends every answer that is still under way: a stream with its error event, a whole answer with 503. Each is settled, and
+    /// what comes later is answered the same. For a host that stops and cannot wait any longer.
+    pub fn cut_answers(&self) {
+        self.cut.cancel();
+    }
+
     /// Clients' requests between admit and settle.
-    pub(crate) fn in_flight(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         let most = self.parts.limits.in_flight;
         most.saturating_sub(self.permits.available_permits())
     }

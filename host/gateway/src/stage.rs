@@ -64,10 +64,12 @@ pub(crate) async fn serve(site: Arc<Site>, request: Accepted) -> Result<Answer, 
 async fn run(mut journey: Journey, started: oneshot::Sender<Result<(), RequestError>>) {
     let mut started = Some(started);
     let cancel = journey.cancel.clone();
+    let cut = journey.site.cut.clone();
     let aborted = valid::aborted(&journey);
     let end = tokio::select! {
         biased;
         () = cancel.cancelled() => Err(Fault::Cancelled),
+        () = cut.cancelled() => Err(Fault::Stopping),
         () = aborted => Err(Fault::Aborted),
         end = journey.travel(&mut started) => end,
     };

@@ -1,5 +1,6 @@
 //! Takes connections, each within bounds: a client that sends nothing, or half a request, does not stay for ever.
 
+use super::caller::{Caller, Doors, Spoken};
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -15,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 /// connections for 5 to 60 s; one that finds its connection closed opens another.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections at once. Each idle one takes some 10 kB: 40 MB altogether.
+/// Connections at once. Each idle one takes some 10 kB: 40 MB altogether, and two file descriptors.
 const CONNECTIONS_MAX: usize = 4096;
 
 /// Pause before a greeting that came in parts is looked at again.
@@ -68,19 +69,20 @@ async fn next(listener: &TcpListener, slots: &Arc<Semaphore>) -> io::Result<(Tcp
 
 /// Whether a client says something within [`HEAD_TIMEOUT`], and if it begins as HTTP/2 does, all of its greeting: which
 /// of the two protocols it speaks is found out before either's own bounds hold.
-async fn greets(stream: &TcpStream) -> bool {
+async fn greets(stream: &TcpStream) -> Option<Spoken> {
     const HTTP2: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let greeted = async {
         let mut seen = [0; HTTP2.len()];
         loop {
             match stream.peek(&mut seen).await {
-                Ok(0) | Err(_) => return false,
-                Ok(n) if n == seen.len() || !HTTP2.starts_with(&seen[..n]) => return true,
+                Ok(0) | Err(_) => return None,
+                Ok(n) if !HTTP2.starts_with(&seen[..n]) => return Some(Spoken::Http1),
+                Ok(n) if n == seen.len() => return Some(Spoken::Http2),
                 Ok(_) => tokio::time::sleep(GREETING_PAUSE).await,
             }
         }
     };
-    tokio::time::timeout(HEAD_TIMEOUT, greeted).await.unwrap_or(false)
+    tokio::time::timeout(HEAD_TIMEOUT, greeted).await.unwrap_or(None)
 }
 
 async fn serve(
@@ -95,9 +97,9 @@ async fn serve(
         _ = open.changed() => return,
         greeted = greets(&stream) => greeted,
     };
-    if !greeted {
-        return;
-    }
+    let Some(spoken) = greeted else { return };
+    let caller = Caller::default();
+    let hung_up = caller.hung_up(&stream, spoken);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -107,12 +109,31 @@ async fn serve(
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(HEAD_TIMEOUT);
-    let service = TowerToHyperService::new(router);
+    let service = TowerToHyperService::new(Doors::new(router, caller.clone()));
     let connection = builder
         .serve_connection(TokioIo::new(stream), service)
         .into_owned();
+    let mut connection = std::pin::pin!(watcher.watch(connection));
+    let closing = async {
+        // The other end of the channel is dropped when the site closes; nothing is ever sent.
+        let _ = open.changed().await;
+        caller.is_silent()
+    };
+    let (mut closing, mut hung_up) = (std::pin::pin!(closing), std::pin::pin!(hung_up));
+    let (mut is_open, mut is_there) = (true, true);
+    let ended = loop {
+        tokio::select! {
+            ended = &mut connection => break ended,
+            // Half a head is no request: nothing is owed.
+            silent = &mut closing, if is_open => if silent { return } else { is_open = false },
+            () = &mut hung_up, if is_there => {
+                is_there = false;
+                caller.leave();
+            }
+        }
+    };
     // A connection that broke is the client's affair; the request's own end is in its record.
-    if let Err(error) = watcher.watch(connection).await {
+    if let Err(error) = ended {
         tracing::debug!(error = %error, "a connection ended early");
     }
 }

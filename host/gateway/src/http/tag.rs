@@ -6,12 +6,16 @@ use crate::site::Site;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use portolan_base::RequestId;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The response header that names the request.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-portolan-request-id");
+
+/// How long answers that were cut have to say so.
+const CUT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The id drawn for a request.
 #[derive(Clone, Debug)]
@@ -21,7 +25,11 @@ pub(super) struct Tag(pub(super) RequestId);
 pub(super) async fn tag(State(site): State<Arc<Site>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::draw(site.parts.random.as_ref());
     request.extensions_mut().insert(Tag(id.clone()));
-    let mut response = next.run(request).await;
+    let mut response = tokio::select! {
+        biased;
+        response = next.run(request) => response,
+        () = past_waiting(&site) => RequestError::stopping().into_response(),
+    };
     set(&mut response, &id);
     if let Some(error) = response.extensions().get::<RequestError>() {
         let named = response
@@ -32,6 +40,13 @@ pub(super) async fn tag(State(site): State<Arc<Site>>, mut request: Request, nex
         site.metrics.refused(error.kind);
     }
     response
+}
+
+/// When whoever has no answer yet gets none: answers that were cut say so themselves, at once, and settle; what is left then
+/// waits for its client, such as for the rest of a body.
+async fn past_waiting(site: &Site) {
+    site.cut.cancelled().await;
+    tokio::time::sleep(CUT_PAUSE).await;
 }
 
 /// Names the request on its response, once.

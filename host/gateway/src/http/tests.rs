@@ -19,6 +19,7 @@ mod records;
 mod ruled;
 mod service;
 mod shapes;
+mod stop;
 mod streams;
 mod support;
 mod trust;

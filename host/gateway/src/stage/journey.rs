@@ -163,6 +163,9 @@ pub(crate) enum Fault {
     /// What it would have begun on must not be used any more.
     #[error("{0}")]
     Stale(Stale),
+    /// The host stops, and waited for it as long as it may.
+    #[error("the host stopped before the answer was complete")]
+    Stopping,
     /// An order ended it.
     #[error("the request was ended by an invalidation of what it ran on")]
     Aborted,
@@ -185,6 +188,7 @@ impl Fault {
     pub(super) fn may_try_elsewhere(&self) -> bool {
         match self {
             Self::Cancelled
+            | Self::Stopping
             | Self::Refused(_)
             | Self::EveryRouteFailed(_)
             | Self::Text(_)
@@ -234,6 +238,7 @@ impl Fault {
             )
             .with_code("invalidated"),
             Self::Cancelled => RequestError::new(ErrorKind::BadRequest, "the request was cancelled"),
+            Self::Stopping => RequestError::stopping(),
             Self::Engine {
                 error: EngineError::BadJob(why),
                 ..

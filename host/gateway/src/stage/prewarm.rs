@@ -39,9 +39,11 @@ pub(crate) async fn prewarm(site: Arc<Site>, request: Accepted) -> Result<Warm, 
 /// Runs the stages and settles, whatever happens in between.
 async fn run(mut journey: Journey) -> Result<Warm, RequestError> {
     let cancel = journey.cancel.clone();
+    let cut = journey.site.cut.clone();
     let end = tokio::select! {
         biased;
         () = cancel.cancelled() => Err(Fault::Cancelled),
+        () = cut.cancelled() => Err(Fault::Stopping),
         end = journey.warm() => end,
     };
     let end = match end {

@@ -13,7 +13,7 @@ use portolan_policy::Placement;
 /// Ends a request.
 pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     // A stage that was dropped in the middle has not noted itself.
-    if matches!(end, Err(Fault::Cancelled))
+    if matches!(end, Err(Fault::Cancelled | Fault::Stopping))
         && journey.record.stages.last().is_none_or(|s| s.name != journey.at)
     {
         journey.note_stage(journey.at, journey.since_ms);

@@ -29,6 +29,10 @@ use tokio::task::{JoinHandle, JoinSet};
 /// (Kubernetes); nine leave a second to close links and store.
 const DRAIN: Duration = Duration::from_secs(9);
 
+/// The last part of [`DRAIN`]: for answers that did not end by themselves to say so to their clients, and to settle. Nothing
+/// is computed for it; half a second reaches clients on other continents.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// How long a site waits for its instances to be warm before it opens without them.
 const WARM_UP: Duration = Duration::from_secs(30);
 
@@ -248,10 +252,8 @@ impl RunningSite {
             farewell.say();
         }
         let until = Instant::now() + DRAIN;
-        if let Some(serving) = self.serving.take()
-            && tokio::time::timeout(DRAIN, serving).await.is_err()
-        {
-            tracing::warn!(site = %self.name, "answers were still under way after {DRAIN:?}; they are cut");
+        if let Some(serving) = self.serving.take() {
+            end_serving(&self.name, self.gateway.as_ref(), serving).await;
         }
         let engines = self.engines.values().cloned().collect();
         let until = until.max(Instant::now() + WRITE_LEAST);
@@ -295,6 +297,23 @@ impl RunningSite {
             }
         }
         served
+    }
+}
+
+/// Lets answers end; tells the clients of those that take too long.
+async fn end_serving(site: &SiteName, gateway: Option<&Arc<Site>>, mut serving: JoinHandle<()>) {
+    let patience = DRAIN.saturating_sub(LAST_WORDS);
+    if tokio::time::timeout(patience, &mut serving).await.is_ok() {
+        return;
+    }
+    if let Some(gateway) = gateway {
+        let answers = gateway.in_flight();
+        tracing::warn!(%site, answers, "clients were still served after {patience:?}; answers under way are cut");
+        gateway.cut_answers();
+    }
+    if tokio::time::timeout(LAST_WORDS, &mut serving).await.is_err() {
+        tracing::warn!(%site, "connections were still open after {DRAIN:?}; they are cut");
+        serving.abort();
     }
 }
 

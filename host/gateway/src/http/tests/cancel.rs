@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 const PROMISED: Duration = Duration::from_millis(100);
 
 /// Serves the app on a loopback port until the sender is dropped.
-async fn listen(app: &App) -> (SocketAddr, oneshot::Sender<()>) {
+pub(super) async fn listen(app: &App) -> (SocketAddr, oneshot::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -23,7 +23,12 @@ async fn listen(app: &App) -> (SocketAddr, oneshot::Sender<()>) {
     (address, stop)
 }
 
-async fn begin(address: SocketAddr, body: Value) -> TcpStream {
+pub(super) async fn begin(address: SocketAddr, body: Value) -> TcpStream {
+    begin_with(address, body, "").await
+}
+
+/// Sends a request and `more` behind it.
+async fn begin_with(address: SocketAddr, body: Value, more: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let body = body.to_string();
     let head = format!(
@@ -32,13 +37,13 @@ async fn begin(address: SocketAddr, body: Value) -> TcpStream {
         body.len()
     );
     stream
-        .write_all(format!("{head}{body}").as_bytes())
+        .write_all(format!("{head}{body}{more}").as_bytes())
         .await
         .unwrap();
     stream
 }
 
-async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+pub(super) async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(wanted) {
         let read = tokio::time::timeout(Duration::from_secs(5), stream.read_buf(&mut seen)).await;
@@ -99,6 +104,44 @@ async fn leaving_before_the_first_token_cancels_too() {
     }
 }
 
+#[tokio::test]
+async fn leaving_is_seen_behind_bytes_that_nobody_reads() {
+    let ahead = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    // More than hyper takes off the socket while it serves another request.
+    let much = format!("GET /{} HTTP/1.1\r\n", "x".repeat(1 << 20));
+    for more in ["\r\n", ahead, &much] {
+        for streamed in [true, false] {
+            let app = App::new();
+            app.engine.set_fault(Some(EngineFault::HangDecode(2)));
+            let (address, _stop) = listen(&app).await;
+            let body = json!({"model": "fake", "prompt": "hello", "stream": streamed, "request_id": "gone"});
+            let stream = begin_with(address, body, more).await;
+            until_status(&app, "running").await;
+            let took = leave(&app, stream).await;
+            assert!(
+                took < PROMISED,
+                "{} bytes, stream {streamed}: {took:?}",
+                more.len()
+            );
+            settled_as_cancelled(&app).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_only_stops_sending_gets_what_takes_no_time() {
+    let app = App::new();
+    let (address, _stop) = listen(&app).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let twice = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2);
+    stream.write_all(twice.as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut seen = String::new();
+    let read = tokio::time::timeout(Duration::from_secs(5), stream.read_to_string(&mut seen)).await;
+    read.unwrap().unwrap();
+    assert_eq!(seen.matches("200 OK").count(), 2, "{seen}");
+}
+
 async fn settled_as_cancelled(app: &App) {
     until_status(app, "cancelled").await;
     let free = app.site.permits.available_permits();
@@ -109,7 +152,7 @@ async fn settled_as_cancelled(app: &App) {
 }
 
 /// Waits until the record of the request has this status.
-async fn until_status(app: &App, status: &str) {
+pub(super) async fn until_status(app: &App, status: &str) {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let newest = app.site.records.newest(1);
