@@ -173,12 +173,16 @@ async fn bodies_that_are_no_request() {
         ("infinite", format!("{{{model}\"prompt\": \"a\", \"temperature\": 1e999}}").into_bytes(), Some("temperature"), "out of range"),
         ("twice", format!("{{{model}{model}\"prompt\": \"a\"}}").into_bytes(), None, "\"model\" occurs twice"),
         ("a label twice", format!("{{{model}\"prompt\": \"a\", \"portolan\": {{\"labels\": {{\"a\": \"1\", \"a\": \"2\"}}}}}}").into_bytes(), Some("portolan.labels"), "\"a\" occurs twice"),
+        ("twice in a bias", format!("{{{model}\"prompt\": \"a\", \"logit_bias\": {{\"1\": 5, \"1\": -5}}}}").into_bytes(), Some("logit_bias"), "\"1\" occurs twice"),
+        ("one token, two spellings", format!("{{{model}\"prompt\": \"a\", \"logit_bias\": {{\"1\": 5, \"01\": -5}}}}").into_bytes(), Some("logit_bias"), "token 1 twice"),
+        ("twice in a message", format!("{{{model}\"messages\": [{{\"role\": \"user\", \"content\": \"a\", \"content\": \"b\"}}]}}").into_bytes(), Some("messages"), "\"content\" occurs twice"),
+        ("twice in what nobody reads", format!("{{{model}\"prompt\": \"a\", \"metadata\": [{{\"x\": {{\"y\": 1, \"\\u0079\": 1}}}}]}}").into_bytes(), Some("metadata"), "\"y\" occurs twice"),
         ("lone surrogate", format!("{{{model}\"prompt\": \"\\ud800\"}}").into_bytes(), Some("prompt"), "prompt cannot be used"),
         ("deep", deep.into_bytes(), Some("messages"), "recursion limit"),
         ("huge integer", format!("{{{model}\"prompt\": \"a\", \"max_tokens\": 99999999999999999999}}").into_bytes(), Some("max_tokens"), "max_tokens cannot be used"),
     ];
     for (what, body, param, phrase) in cases {
-        let path = if what == "deep" {
+        let path = if what == "deep" || what == "twice in a message" {
             "/v1/chat/completions"
         } else {
             "/v1/completions"

@@ -1,5 +1,7 @@
 //! The fields of a JSON object, taken one by one, so that every error names its field.
 
+mod twice;
+
 use crate::error::{ErrorKind, RequestError};
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -7,6 +9,7 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
+use twice::Unambiguous;
 
 /// Longest piece of a parser's message that is passed on: it may quote the client's own text.
 const QUOTE_MAX_BYTES: usize = 200;
@@ -33,6 +36,10 @@ impl<'a> Fields<'a> {
             );
             RequestError::new(ErrorKind::BadRequest, message).with_code("invalid_json")
         })?;
+        // The parts of our own object are looked at, and named, when it is opened.
+        for (name, raw) in unique.0.iter().filter(|(name, _)| *name != "portolan") {
+            unambiguous(name, raw.get())?;
+        }
         Ok(Self {
             prefix: "",
             values: unique.0,
@@ -159,6 +166,18 @@ impl<'a> Fields<'a> {
 
     fn unusable(&self, name: &str, error: &serde_json::Error) -> RequestError {
         unusable(&self.path(name), error)
+    }
+}
+
+/// Refuses a value in which a field occurs twice, however deep. What else is wrong with it is said by whoever takes it.
+fn unambiguous(name: &str, raw: &str) -> Result<(), RequestError> {
+    // A text, a number and a list of them hold no fields.
+    if raw.starts_with('"') || !raw.contains('{') {
+        return Ok(());
+    }
+    match serde_json::from_str::<Unambiguous>(raw) {
+        Err(error) if error.is_data() => Err(unusable(&shorten(name), &error).with_code("invalid_json")),
+        _ => Ok(()),
     }
 }
 

@@ -191,11 +191,14 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(u32, f32)>, RequestError> 
             biases.len()
         ));
     }
-    let mut out = Vec::with_capacity(biases.len());
+    let mut out: Vec<(u32, f32)> = Vec::with_capacity(biases.len());
     for (token, bias) in biases {
         let Ok(token) = token.parse::<u32>() else {
             return bad("logit_bias must name tokens by their ids".to_owned());
         };
+        if out.iter().any(|(other, _)| *other == token) {
+            return bad(format!("logit_bias names token {token} twice"));
+        }
         if !(-BIAS_MAX..=BIAS_MAX).contains(&bias) {
             return bad(format!(
                 "a bias must be from -{BIAS_MAX} to {BIAS_MAX}, got {bias} for token {token}"
