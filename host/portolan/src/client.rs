@@ -24,6 +24,18 @@ pub struct Client {
     key: String,
 }
 
+/// A piece of a path or a query as a URL writes it: whatever it holds, it is one piece, and names what was typed.
+pub fn segment(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
 /// Why a call gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -272,4 +284,21 @@ fn address(typed: &str) -> String {
 fn id_of(response: &ureq::http::Response<ureq::Body>) -> Option<String> {
     let id = response.headers().get("x-portolan-request-id")?;
     id.to_str().ok().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_names_what_was_typed_and_nothing_else() {
+        for (typed, written) in [
+            ("req-1_2.3~", "req-1_2.3~"),
+            ("%2e%2e", "%252e%252e"),
+            ("a/b?c#d&e=f", "a%2Fb%3Fc%23d%26e%3Df"),
+            ("größe 1", "gr%C3%B6%C3%9Fe%201"),
+        ] {
+            assert_eq!(segment(typed), written);
+        }
+    }
 }

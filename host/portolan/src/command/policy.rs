@@ -19,7 +19,7 @@ pub(super) use check::check;
 use super::output::{Failure, json, line, tame};
 use super::request::short;
 use super::{PolicyCommand, ServerArgs, SlotArgs};
-use crate::client::{Client, ClientError};
+use crate::client::{Client, ClientError, segment};
 use crate::lab::LabError;
 use portolan_ports::{Finding, Severity};
 use serde_json::Value;
@@ -44,7 +44,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
         PolicyCommand::Push(args) => push::push(args, as_json),
         PolicyCommand::Pull(args) => push::pull(&args, as_json),
         PolicyCommand::List { tenant, server } => {
-            let listed = client(&server).get(&format!("/v1/portolan/tenants/{tenant}/policies"));
+            let listed = client(&server).get(&format!("/v1/portolan/tenants/{}/policies", segment(&tenant)));
             finish(listed.map_err(|e| refused(&e)), as_json, &said_of_list)
         }
         PolicyCommand::Unbind { slot, reason, server } => {
@@ -247,7 +247,8 @@ pub(super) fn client(server: &ServerArgs) -> Client {
 }
 
 pub(super) fn path(slot: &SlotArgs) -> String {
-    format!("/v1/portolan/tenants/{}/policies/{}", slot.tenant, slot.question)
+    let tenant = segment(&slot.tenant);
+    format!("/v1/portolan/tenants/{tenant}/policies/{}", slot.question)
 }
 
 /// A configuration as it was typed: itself, or `@` and the file it lies in.

@@ -2,7 +2,7 @@
 
 use super::ServerArgs;
 use super::output::{Failure, json, line};
-use crate::client::Client;
+use crate::client::{Client, segment};
 use portolan_decide::record::{CandidateRecord, FetchRecord, PolicyRecord, ShadowRecord};
 use portolan_decide::{PathRecord, PrefillMode};
 
@@ -10,7 +10,7 @@ pub(super) fn show(id: &str, server: &ServerArgs, as_json: bool) -> Result<(), F
     let fail = |e: &dyn std::fmt::Display| Failure::new(e).as_json(as_json);
     let client = Client::new(&server.server, &server.key);
     let reply = client
-        .get(&format!("/v1/portolan/requests/{id}"))
+        .get(&format!("/v1/portolan/requests/{}", segment(id)))
         .map_err(|e| fail(&e))?;
     if as_json {
         return json(&reply.body);

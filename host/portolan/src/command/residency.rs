@@ -2,7 +2,7 @@
 
 use super::ServerArgs;
 use super::output::{Failure, json, line};
-use crate::client::Client;
+use crate::client::{Client, segment};
 use clap::Subcommand;
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ pub enum ResidencyCommand {
 pub(super) fn run(command: &ResidencyCommand, as_json: bool) -> Result<(), Failure> {
     let ResidencyCommand::Explain { id, server } = command;
     let client = Client::new(&server.server, &server.key);
-    let reply = client.get(&format!("/v1/portolan/requests/{id}/residency"));
+    let reply = client.get(&format!("/v1/portolan/requests/{}/residency", segment(id)));
     let body = reply.map_err(|error| Failure::new(error).as_json(as_json))?.body;
     if as_json {
         return json(&body);

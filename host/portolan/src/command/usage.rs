@@ -4,6 +4,7 @@ use super::output::{Failure, tame};
 use super::policy::{client, finish, refused};
 use super::request::short;
 use super::{ServerArgs, TenantCommand};
+use crate::client::segment;
 use clap::Args;
 use serde_json::Value;
 use std::time::Duration;
@@ -43,7 +44,7 @@ pub(super) fn tenant(command: TenantCommand, as_json: bool) -> Result<(), Failur
     let TenantCommand::Usage { tenant, server } = command;
     let path = tenant.map_or_else(
         || "/v1/portolan/usage".to_owned(),
-        |tenant| format!("/v1/portolan/tenants/{tenant}/usage"),
+        |tenant| format!("/v1/portolan/tenants/{}/usage", segment(&tenant)),
     );
     let used = client(&server).get(&path);
     finish(used.map_err(|e| refused(&e)), as_json, &said_of_usages)
@@ -52,7 +53,7 @@ pub(super) fn tenant(command: TenantCommand, as_json: bool) -> Result<(), Failur
 pub(super) fn audit(args: &AuditArgs, as_json: bool) -> Result<(), Failure> {
     let mut path = format!("/v1/portolan/audit?limit={}", args.limit);
     if let Some(tenant) = &args.tenant {
-        path.push_str(&format!("&tenant={tenant}"));
+        path.push_str(&format!("&tenant={}", segment(tenant)));
     }
     if let Some(since) = args.since {
         path.push_str(&format!("&since_s={}", since.as_secs()));
