@@ -8,6 +8,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The status of a request that was let in and has not ended.
+pub const RUNNING: &str = "running";
+
 /// Keeps the newest records. When the bound is reached, the oldest goes of the tenant that has the most: one tenant's burst
 /// takes its own records, not another's.
 #[derive(Debug)]
@@ -29,7 +32,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct OfTenant {
     by_id: HashMap<RequestId, (u64, Arc<PathRecord>)>,
-    /// By when they first came, oldest first.
+    /// By when they came, oldest first.
     order: VecDeque<RequestId>,
 }
 
@@ -38,9 +41,18 @@ impl Inner {
         let id = record.request_id.clone();
         let of_tenant = self.tenants.entry(record.tenant.clone()).or_default();
         let record = Arc::new(record);
-        if let Some((_, known)) = of_tenant.by_id.get_mut(&id) {
-            *known = record;
-            return;
+        match of_tenant.by_id.get_mut(&id) {
+            // It goes on.
+            Some((_, known)) if record.status != RUNNING => {
+                *known = record;
+                return;
+            }
+            // The id is used again: the newest request is the one that came last.
+            Some(_) => {
+                of_tenant.order.retain(|other| *other != id);
+                self.kept -= 1;
+            }
+            None => {}
         }
         of_tenant.by_id.insert(id.clone(), (self.ever, record));
         of_tenant.order.push_back(id);
@@ -83,7 +95,7 @@ impl RecordLog {
         }
     }
 
-    /// Keeps a record; an earlier one of the same tenant and id is replaced.
+    /// Keeps a record; an earlier one of the same tenant and id is replaced. One that is running is a request that just came.
     pub fn put(&self, record: PathRecord) {
         if self.off.load(Ordering::Relaxed) {
             return;

@@ -4,6 +4,7 @@ use super::journey::{Journey, millis_between};
 use crate::accepted::Accepted;
 use crate::answer::AnswerEvent;
 use crate::error::{ErrorKind, RequestError};
+use crate::records::RUNNING;
 use crate::rollout;
 use crate::site::Site;
 use portolan_base::{Provenance, Scope};
@@ -120,7 +121,7 @@ fn blank_record(request: &Accepted) -> PathRecord {
         kv: KvRecord::default(),
         fetches: Vec::new(),
         fallbacks: Vec::new(),
-        status: "running".to_owned(),
+        status: RUNNING.to_owned(),
         error: None,
     }
 }

@@ -143,3 +143,57 @@ async fn one_tenants_burst_takes_its_own_records() {
     let expected: Vec<_> = newest.chain(["quiet".to_owned()]).collect();
     assert_eq!(ids, expected);
 }
+
+#[tokio::test]
+async fn an_id_that_is_used_again_is_the_newest() {
+    let app = App::new();
+    for (key, id) in [
+        (ACME, "again"),
+        (GLOBEX, "again"),
+        (ACME, "other"),
+        (ACME, "again"),
+    ] {
+        assert_eq!(serve(&app, key, id).await, 200);
+    }
+    let list = app.get(OPERATOR, "/v1/portolan/requests").await.json();
+    let listed: Vec<_> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| (&r["tenant"], &r["request_id"]))
+        .collect();
+    let named = |tenant: &str, id: &str| (json!(tenant), json!(id));
+    let wanted = [
+        named("acme", "again"),
+        named("acme", "other"),
+        named("globex", "again"),
+    ];
+    assert_eq!(
+        listed,
+        wanted.iter().map(|(t, i)| (t, i)).collect::<Vec<_>>(),
+        "newest first"
+    );
+    let shown = app.get(OPERATOR, "/v1/portolan/requests/again").await.json();
+    assert_eq!(shown["tenant"], "acme", "the operator sees whose it was last");
+    assert!(shown["status"] == "ok" && app.site.records.newest(10).len() == 3);
+}
+
+#[tokio::test]
+async fn ids_that_are_used_again_and_again_take_one_place_each() {
+    let limits = Limits {
+        records: 3,
+        ..Limits::default()
+    };
+    let app = App::with(FakeText::new(), limits);
+    for id in ["a", "b", "a", "a", "b", "c", "a", "d"] {
+        assert_eq!(serve(&app, ACME, id).await, 200);
+    }
+    let kept: Vec<_> = app
+        .site
+        .records
+        .newest(10)
+        .iter()
+        .map(|r| r.request_id.to_string())
+        .collect();
+    assert_eq!(kept, ["d", "a", "c"], "the oldest went");
+}
