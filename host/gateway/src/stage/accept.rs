@@ -165,6 +165,7 @@ impl Draft {
         let prompts = behind(self.warm.as_ref(), prompts)?;
         let prompts = prompts.tokenise(model, &self.tenant.name)?;
         generation.check_tokens(model.description.vocabulary)?;
+        fits_at_once(site, prompts.len(), generation.options.choices)?;
         let requests = self.requests(&generation, &prompts, model.description.context_tokens.0)?;
         Ok(Order {
             id: self.id,
@@ -258,6 +259,7 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
     let salt = fields.text("cache_salt", hints::TEXT_MAX_BYTES)?;
     let salt = salt.or_else(|| warm.as_ref()?.salt());
     let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
+    let generation = generation.without_answer(call.endpoint);
     if model.served == ServedBy::Whole {
         let text = "no engine that serves this model here computes a prompt ahead of its request";
         return Err(RequestError::bad_field("model", text));
@@ -297,6 +299,22 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
             "one prompt is computed ahead at a time",
         )),
     }
+}
+
+/// Whether the answers of one request can be under way together. If not, trying again would never help.
+fn fits_at_once(site: &Site, prompts: usize, choices: u32) -> Result<(), RequestError> {
+    let answers = prompts.saturating_mul(choices as usize);
+    let limits = &site.parts.limits;
+    let most = limits.tenant_in_flight.min(limits.in_flight);
+    // One alone is turned away by admit, which says when to come back.
+    if answers <= most.max(1) {
+        return Ok(());
+    }
+    let field = if prompts > most.max(1) { "prompt" } else { "n" };
+    let message = format!(
+        "{prompts} prompts × {choices} choices are {answers} answers; a tenant may have {most} under way at once"
+    );
+    Err(RequestError::bad_field(field, message))
 }
 
 /// The prompt that a request's `portolan.cache_id` names, to which the request is bound from here on.

@@ -295,3 +295,30 @@ async fn requests_that_reach_no_door() {
         (404, "not_found_error", Some("model"), "does not exist"),
     );
 }
+
+#[tokio::test]
+async fn more_answers_than_a_tenant_may_have_under_way_are_refused_for_good() {
+    let limits = Limits {
+        tenant_in_flight: 2,
+        ..Limits::default()
+    };
+    let app = App::with(FakeText::new(), limits);
+    let bad = |field, phrase| (400, INVALID, Some(field), phrase);
+    let reply = app.complete(completion(json!({"n": 3}))).await;
+    expect_error(
+        "n",
+        &reply,
+        bad("n", "3 answers; a tenant may have 2 under way at once"),
+    );
+    let reply = app.complete(completion(json!({"prompt": ["a", "b", "c"]}))).await;
+    expect_error("prompts", &reply, bad("prompt", "3 answers"));
+    let reply = app
+        .complete(completion(json!({"prompt": ["a", "b"], "n": 2})))
+        .await;
+    expect_error("both", &reply, bad("n", "4 answers"));
+    assert_eq!(
+        app.complete(completion(json!({"n": 2}))).await.status,
+        200,
+        "as many as may be"
+    );
+}

@@ -260,3 +260,24 @@ async fn its_record_says_what_was_asked_and_a_failure_leaves_no_id() {
         .await;
     assert_eq!(reply.status, 503, "{reply:?}");
 }
+
+#[tokio::test]
+async fn what_concerns_the_answer_is_read_and_binds_nothing() {
+    let app = App::new();
+    let body = json!({"model": "fake", "prompt": "the beginning", "n": 3, "stream": true, "max_tokens": 100_000,
+                      "min_tokens": 50, "temperature": 0.5, "stop": ["x"]});
+    assert_eq!(
+        warm(&app, body).await["prompt_tokens"],
+        "the beginning".len() as u64
+    );
+    let expected = (400, "invalid_request_error", Some("n"), "at least 1");
+    let reply = app
+        .post(DOOR, json!({"model": "fake", "prompt": "a", "n": 0}))
+        .await;
+    expect_error("read, all the same", &reply, expected);
+    let reply = app
+        .post(DOOR, json!({"model": "fake", "prompt": ["a", "b"]}))
+        .await;
+    let expected = (400, "invalid_request_error", Some("prompt"), "one prompt");
+    expect_error("two prompts", &reply, expected);
+}

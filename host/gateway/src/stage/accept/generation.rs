@@ -77,6 +77,14 @@ impl Generation {
 }
 
 impl Generation {
+    /// For a prompt that gets no answer: what was said of one was read and binds nothing.
+    pub(super) fn without_answer(mut self, endpoint: Endpoint) -> Self {
+        self.options.choices = 1;
+        self.limit = TokenLimit::Default(endpoint.default_max_tokens());
+        self.sampling.min_tokens = 0;
+        self
+    }
+
     /// Whether every token that it names is one of the model's.
     pub(super) fn check_tokens(&self, vocabulary: u32) -> Result<(), RequestError> {
         let biased = self
