@@ -35,7 +35,8 @@ impl Journey {
         started: &mut Option<oneshot::Sender<Result<(), RequestError>>>,
     ) -> Result<(), Fault> {
         let mut tokens = leg.decoder.decode(self.decode_job(leg, kv));
-        let mut text = Text::new(self.model().text.stream(), self.request.stop.clone());
+        let least = self.request.sampling.min_tokens;
+        let mut text = Text::new(self.model().text.stream(), self.request.stop.clone(), least);
         let mut thought = None;
         loop {
             let instance = leg.route.decode;
@@ -198,18 +199,24 @@ impl Journey {
 }
 
 /// Turns tokens into text and looks for stop texts. Text that could be the beginning of a stop text is withheld.
+///
+/// A stop text that is complete within the least number of tokens ends nothing, as in vLLM; one that ends behind them does,
+/// wherever it began.
 struct Text {
     stream: Box<dyn TextStream>,
     stops: Vec<String>,
+    /// Tokens that are still to come before a stop text counts.
+    least: u32,
     withheld: String,
     stopped: bool,
 }
 
 impl Text {
-    fn new(stream: Box<dyn TextStream>, stops: Vec<String>) -> Self {
+    fn new(stream: Box<dyn TextStream>, stops: Vec<String>, least: u32) -> Self {
         Self {
             stream,
             stops,
+            least,
             withheld: String::new(),
             stopped: false,
         }
@@ -217,7 +224,9 @@ impl Text {
 
     fn push(&mut self, token: u32) -> Result<String, Fault> {
         let more = self.stream.push(token)?;
-        Ok(self.release(&more))
+        let text = self.release(&more);
+        self.least = self.least.saturating_sub(1);
+        Ok(text)
     }
 
     fn finish(&mut self) -> Result<(String, bool), Fault> {
@@ -232,11 +241,9 @@ impl Text {
     /// Adds text; returns what certainly belongs to the answer.
     fn release(&mut self, more: &str) -> String {
         self.withheld.push_str(more);
-        let hit = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.withheld.find(stop.as_str()))
-            .min();
+        let counts = self.least == 0;
+        let stops = self.stops.iter().filter(|_| counts);
+        let hit = stops.filter_map(|stop| self.withheld.find(stop.as_str())).min();
         if let Some(at) = hit {
             self.stopped = true;
             self.withheld.truncate(at);
@@ -282,8 +289,12 @@ mod tests {
     }
 
     fn run(words: &[&'static str], stops: &[&str]) -> (Vec<String>, String, bool) {
+        run_with(words, stops, 0)
+    }
+
+    fn run_with(words: &[&'static str], stops: &[&str], least: u32) -> (Vec<String>, String, bool) {
         let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
-        let mut text = Text::new(Box::new(Words(words.to_vec())), stops);
+        let mut text = Text::new(Box::new(Words(words.to_vec())), stops, least);
         let mut out = Vec::new();
         for token in 0..words.len() {
             out.push(text.push(token as u32).unwrap());
@@ -300,6 +311,25 @@ mod tests {
         let (out, _, stopped) = run(&["one ", "tw", "o EN", "D three"], &["END"]);
         assert!(stopped);
         assert_eq!(out.concat(), "one two ");
+    }
+
+    #[test]
+    fn a_stop_within_the_least_tokens_ends_nothing_and_one_behind_them_does() {
+        let words = ["a END", " b", " END", " c E", "ND"];
+        let told = |least| {
+            let (out, rest, stopped) = run_with(&words, &["END"], least);
+            (out.concat() + &rest, stopped)
+        };
+        assert_eq!(told(0), ("a ".to_owned(), true));
+        assert_eq!(told(1), ("a END b ".to_owned(), true));
+        assert_eq!(told(3), ("a END b END c ".to_owned(), true));
+        let straddling = told(4);
+        assert_eq!(
+            straddling,
+            ("a END b END c ".to_owned(), true),
+            "it ends behind them"
+        );
+        assert_eq!(told(5), ("a END b END c END".to_owned(), false));
     }
 
     #[test]
