@@ -1,16 +1,24 @@
 //! Reads request bodies within a bound.
 
 use crate::error::{ErrorKind, RequestError};
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
+use futures_util::stream::{self, StreamExt};
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use std::future;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// How much of a body that is too large is read and thrown away, as a multiple of what would have been taken. A
 /// client that is still sending when the connection closes never sees the answer; 16 × 8 MiB covers the honest
 /// mistakes, beyond it the connection is closed.
 const DISCARDED_MULTIPLE: usize = 16;
+
+/// How long the rest of a body that nobody takes is read for, altogether: 2 MiB come at a megabit a second.
+const DISCARDING: Duration = Duration::from_secs(20);
 
 /// Bytes of an order: a few names and a reason.
 pub(super) const ORDER_MAX_BYTES: usize = 16 << 10;
@@ -46,6 +54,60 @@ pub(super) async fn read(mut body: Body, most: usize) -> Result<Bytes, RequestEr
         return Err(RequestError::new(ErrorKind::TooLarge, message).with_code("request_too_large"));
     }
     Ok(whole.freeze())
+}
+
+/// A body that is lent to whoever answers the request.
+pub(super) struct Lent(Arc<Mutex<Rest>>);
+
+struct Rest {
+    /// None at its end.
+    body: Option<BodyDataStream>,
+    /// Bytes that came.
+    seen: usize,
+}
+
+impl Rest {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, axum::Error>>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let next = body.poll_next_unpin(context);
+        match &next {
+            Poll::Ready(Some(Ok(bytes))) => self.seen = self.seen.saturating_add(bytes.len()),
+            Poll::Ready(_) => self.body = None,
+            Poll::Pending => {}
+        }
+        next
+    }
+}
+
+/// The body to hand on, and what is left of it afterwards.
+pub(super) fn lend(body: Body) -> (Body, Lent) {
+    let rest = Arc::new(Mutex::new(Rest {
+        body: Some(body.into_data_stream()),
+        seen: 0,
+    }));
+    let lent = Lent(Arc::clone(&rest));
+    let handed = stream::poll_fn(move |context| rest.lock().poll(context));
+    (Body::from_stream(handed), lent)
+}
+
+impl Lent {
+    /// Reads what is left and throws it away, within bounds of bytes and time. A client that is still sending when its
+    /// request is refused never sees the answer, over HTTP/2 and HTTP/1 alike.
+    pub(super) async fn discard(self, most: usize) {
+        let most = most.saturating_mul(DISCARDED_MULTIPLE);
+        let rest = async {
+            while self.0.lock().seen <= most {
+                let next = future::poll_fn(|context| self.0.lock().poll(context)).await;
+                if !matches!(next, Some(Ok(_))) {
+                    break;
+                }
+            }
+        };
+        // What comes too slowly is the client's loss.
+        let _ = tokio::time::timeout(DISCARDING, rest).await;
+    }
 }
 
 fn paused(_: tokio::time::error::Elapsed) -> RequestError {

@@ -1,10 +1,10 @@
 //! Gives every HTTP request an id, in the log and in the header of its response.
 
-use super::errors;
+use super::{body, errors};
 use crate::error::RequestError;
 use crate::site::Site;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use portolan_base::RequestId;
@@ -22,15 +22,26 @@ const CUT_PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Tag(pub(super) RequestId);
 
 /// Draws an id, hands it on, and sets it on the response unless the response names the client's own.
-pub(super) async fn tag(State(site): State<Arc<Site>>, mut request: Request, next: Next) -> Response {
+pub(super) async fn tag(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let id = RequestId::draw(site.parts.random.as_ref());
-    request.extensions_mut().insert(Tag(id.clone()));
+    let (mut parts, body) = request.into_parts();
+    parts.extensions.insert(Tag(id.clone()));
+    // Whoever asks first sends nothing before it is told to, or not to.
+    let asks_first = parts.headers.contains_key(header::EXPECT);
+    let (body, lent) = body::lend(body);
+    let request = Request::from_parts(parts, body);
     let mut response = tokio::select! {
         biased;
         response = next.run(request) => response,
         () = past_waiting(&site) => RequestError::stopping().into_response(),
     };
     set(&mut response, &id);
+    if response.status().is_client_error() && !asks_first {
+        tokio::select! {
+            () = lent.discard(site.parts.limits.body_bytes) => {}
+            () = site.cut.cancelled() => {}
+        }
+    }
     if let Some(error) = response.extensions().get::<RequestError>() {
         let named = response
             .headers()

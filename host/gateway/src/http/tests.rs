@@ -16,6 +16,7 @@ mod pressure;
 mod prewarm;
 mod quotas;
 mod records;
+mod refusals;
 mod ruled;
 mod service;
 mod shapes;
