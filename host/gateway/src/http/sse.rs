@@ -3,7 +3,7 @@
 
 use super::errors::ErrorBody;
 use super::events::{Events, Positioned};
-use super::logprobs::logprobs;
+use super::logprobs::{Written, logprobs};
 use super::wire::{ChatPiece, Delta, Envelope, Head, TextChoice, UsageBody, total};
 use crate::answer::{AnswerEvent, ToldLogprobs, Usage};
 use crate::error::RequestError;
@@ -77,8 +77,8 @@ struct Writer {
     options: AnswerOptions,
     prompts: Vec<Arc<[u32]>>,
     begun: Vec<bool>,
-    /// Characters of each answer's tokens so far, counted where logprobs are told.
-    written: Vec<usize>,
+    /// Each answer's text so far, followed where logprobs are told.
+    written: Vec<Written>,
     usages: Vec<Usage>,
 }
 
@@ -100,7 +100,7 @@ impl Writer {
             options,
             prompts,
             begun: vec![false; answers],
-            written: vec![0; answers],
+            written: vec![Written::default(); answers],
             usages: vec![Usage::default(); answers],
         }
     }
@@ -177,7 +177,7 @@ impl Writer {
     }
 
     fn logprobs(&mut self, index: usize, told: &ToldLogprobs) -> Value {
-        let mut beyond = 0;
+        let mut beyond = Written::default();
         let before = self.written.get_mut(index).unwrap_or(&mut beyond);
         logprobs(self.options.endpoint, std::slice::from_ref(told), before)
     }

@@ -1,7 +1,7 @@
 //! An answer in one piece.
 
 use super::events::{Events, Positioned};
-use super::logprobs::logprobs;
+use super::logprobs::{Written, logprobs};
 use super::wire::{ChatAnswer, ChatChoice, Envelope, Head, TextChoice, total};
 use crate::answer::{AnswerEvent, ToldLogprobs, Usage};
 use crate::error::RequestError;
@@ -44,7 +44,9 @@ pub(super) async fn collect(
     let usage = Some(Some(total(&usages, options.choices)));
     let (id, created, model) = (head.id.as_str(), head.created, head.model.as_str());
     let ids = |tokens: Vec<u32>| options.return_token_ids.then_some(tokens);
-    let told = |told: &[ToldLogprobs]| (!told.is_empty()).then(|| logprobs(options.endpoint, told, &mut 0));
+    let told = |told: &[ToldLogprobs]| {
+        (!told.is_empty()).then(|| logprobs(options.endpoint, told, &mut Written::default()))
+    };
     let prompt_ids = |i: usize| prompts.get(i).filter(|_| options.return_token_ids).cloned();
     let answers = answers.into_iter().enumerate();
     Ok(match options.endpoint {
