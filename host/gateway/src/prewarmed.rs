@@ -62,7 +62,7 @@ impl<T: Clone> PrewarmedPrompts<T> {
                 "the prompt has {} bytes; at most {TENANT_BYTES} can be kept under an id",
                 prompt.bytes
             );
-            return Err(RequestError::new(ErrorKind::TooLarge, text));
+            return Err(RequestError::new(ErrorKind::TooLarge, text).with_code("request_too_large"));
         }
         let mut kept = self.0.lock();
         kept.forget_until(now);
