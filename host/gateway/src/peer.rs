@@ -5,7 +5,7 @@ mod fetch;
 mod hand_over;
 
 use crate::site::Site;
-use crate::stage::{jurisdiction, without_holding_up_others};
+use crate::stage::{ask_policies, jurisdiction, without_holding_up_others};
 use async_trait::async_trait;
 use portolan_base::kv::KvManifest;
 use portolan_base::{InstanceName, Provenance, SiteName, TenantKey};
@@ -258,8 +258,10 @@ fn check_residency(site: &Site, peer: &SiteName, order: &KvOrder) -> Result<Rete
     };
     let labels = BTreeMap::new();
     let mut asker = Asker::new(parts.clock.as_ref(), &labels, order.request.as_str());
-    let place = (&view, peer_index);
-    let allowed = without_holding_up_others(|| Placements::ask(&policies, subject, &[], place, &mut asker));
+    let place = (view.as_ref(), peer_index);
+    let allowed = ask_policies(&policies, || {
+        Placements::ask(&policies, subject, &[], place, &mut asker)
+    });
     for (index, name) in [(parts.index, &parts.name), (peer_index, peer)] {
         if !allowed.allows(index) {
             return Err(format!("the residency answer denies this data to {name}"));

@@ -1,6 +1,6 @@
 //! Residency is asked again before KV is copied: it may come from there, and may stay here.
 
-use crate::stage::without_holding_up_others;
+use crate::stage::ask_policies;
 use portolan_decide::ask::Asker;
 use portolan_decide::{FleetView, Placements, RequestPolicies, SiteIndex};
 use portolan_policy::{Placement, Subject};
@@ -29,8 +29,7 @@ impl Permission<'_> {
         };
         let place = (self.fleet, self.origin);
         let (policies, row, asker) = (self.policies, &self.row, &mut self.asker);
-        let placements =
-            without_holding_up_others(policies, || Placements::ask(policies, subject, row, place, asker));
+        let placements = ask_policies(policies, || Placements::ask(policies, subject, row, place, asker));
         placements.allows(from) && placements.of(to) == Placement::Resident
     }
 }

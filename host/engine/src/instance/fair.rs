@@ -77,7 +77,7 @@ impl<T> FairQueue<T> {
         let (tenant, mut queue) = self.tenants.remove(index)?;
         let item = queue.pop_front()?;
         if !queue.is_empty() {
-            self.tenants.push_back((tenant, queue));
+            self.tenants.push_back((tenant.clone(), queue));
         }
         Some((tenant, item))
     }

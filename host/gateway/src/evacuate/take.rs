@@ -5,7 +5,7 @@ use super::{Run, Served};
 use crate::copy::blames_link;
 use crate::receive::{Arrival, receive_within};
 use crate::site::Site;
-use crate::stage::without_holding_up_others;
+use crate::stage::ask_policies;
 use portolan_base::kv::{KvLayout, KvSize};
 use portolan_base::{BlockHash, Bytes, SiteName, Tokens};
 use portolan_decide::ask::Asker;
@@ -172,7 +172,7 @@ impl<'a> Prefix<'a> {
             ..self.served.subject
         };
         let place = (view, parts.index);
-        let answer = without_holding_up_others(&policies, || {
+        let answer = ask_policies(&policies, || {
             Placements::ask(&policies, subject, &[], place, &mut asker)
         });
         let may_leave = answer.allows(parts.index);

@@ -112,7 +112,7 @@ impl Journey {
             policies: &self.policies,
         };
         let clock = self.site.parts.clock.as_ref();
-        let (decision, record) = without_holding_up_others(&self.policies, || decide(&input, clock));
+        let (decision, record) = ask_policies(&self.policies, || decide(&input, clock));
         self.note_decision(record);
         Ok(decision)
     }
@@ -193,13 +193,22 @@ impl Journey {
     }
 }
 
-/// A call of a component blocks: under a millisecond on the calling thread, up to its deadline in the runtime's slow lane. The
-/// other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream. That costs as much as some
-/// decisions, so what only built-in policies answer is answered here. Threads that are not the runtime's just ask.
-pub fn without_holding_up_others<T>(policies: &RequestPolicies, ask: impl FnOnce() -> T) -> T {
+/// Runs what blocks: a call of a component takes under a millisecond on the calling thread, up to its deadline in the
+/// runtime's slow lane. The other tasks of this worker move on meanwhile, so that a looping policy stops nobody's stream.
+/// Threads that are not the runtime's just run it.
+pub(crate) fn without_holding_up_others<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) if !policies.are_built_in() => tokio::task::block_in_place(ask),
-        _ => ask(),
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+/// Asks policies so. Leaving a worker to others costs as much as some decisions, so what only built-in policies answer is
+/// answered where it is asked.
+pub fn ask_policies<T>(policies: &RequestPolicies, ask: impl FnOnce() -> T) -> T {
+    match policies.are_built_in() {
+        true => ask(),
+        false => without_holding_up_others(ask),
     }
 }
 

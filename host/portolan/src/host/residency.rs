@@ -9,7 +9,7 @@ use portolan_decide::{Answerers, Draw, FleetView, Placements, PolicyTable, SiteI
 use portolan_disk::Gate;
 use portolan_fleet::{Disclosure, Owner, Topology};
 use portolan_gateway::policies::PolicyDesk;
-use portolan_gateway::stage::without_holding_up_others;
+use portolan_gateway::stage::ask_policies;
 use portolan_policy::{NameTables, Placement, Purpose, QuestionKind, Subject};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -164,8 +164,9 @@ impl StoredKv {
             };
             let mut asker = Asker::new(self.clock.as_ref(), &labels, "stored-kv");
             let place = (&self.fleet, self.here);
-            let placements =
-                without_holding_up_others(|| Placements::ask(&policies, subject, &[], place, &mut asker));
+            let placements = ask_policies(&policies, || {
+                Placements::ask(&policies, subject, &[], place, &mut asker)
+            });
             placements.of(*site) == Placement::Resident
         })
     }

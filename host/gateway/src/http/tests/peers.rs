@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use portolan_base::kv::KvManifest;
 use portolan_base::{
-    BlockId, InstanceName, ModelName, Moment, Permille, Provenance, RequestId, Sequence, SiteName, TenantKey,
-    TenantName, Tokens,
+    BlockId, Dependency, InstanceName, ModelName, Moment, Permille, Provenance, RequestId, Sequence,
+    SiteName, TenantKey, TenantName, Tokens,
 };
 use portolan_decide::{Bounds, Draw, PrewarmRules};
 use portolan_policy::{Answered, Call, Policy, PolicyDescriptor, QuestionKind, Scope};
@@ -73,8 +73,8 @@ impl Engine for Noting {
     fn describe(&self) -> &EngineDescription {
         self.engine.describe()
     }
-    fn held(&self, key: &TenantKey, tokens: &[u32]) -> HeldPrefix {
-        self.engine.held(key, tokens)
+    fn held(&self, key: &TenantKey, tokens: &[u32], on: &[Dependency]) -> HeldPrefix {
+        self.engine.held(key, tokens, on)
     }
     async fn prefill(
         &self,
