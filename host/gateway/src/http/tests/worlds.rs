@@ -1,5 +1,5 @@
-//! A thousand random fleets under random residency policies, of each of which one site is emptied in the end: no byte of a request reaches a site that the answers deny,
-//! and nothing of it stays where it may only pass. Every order and every piece between sites, every prompt an engine is
+//! A thousand random fleets under random residency policies, each of whose sites is emptied in the end: no byte of a request
+//! reaches a site that the answers deny, and nothing of it stays where it may only pass. Every order and every piece between sites, every prompt an engine is
 //! given and everything it is told to keep is written down, and judged by an oracle that knows the policies' tables and
 //! none of the code under test.
 

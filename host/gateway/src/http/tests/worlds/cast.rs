@@ -198,22 +198,24 @@ impl World {
         while self.nodes.iter().any(under_way) {
             tokio::task::yield_now().await;
         }
-        self.empty_one().await;
+        for node in self.nodes.iter() {
+            self.empty(node).await;
+        }
     }
 
-    /// Empties a site, and waits until it has handed over what it could.
-    async fn empty_one(&self) {
-        let at = self.dice.lock().roll(self.nodes.len() as u64) as usize;
+    /// Empties a site, waits until it has handed over what it could, and returns it to service.
+    async fn empty(&self, node: &Node) {
         let order = json!({"within_s": 600}).to_string();
-        let path = "/v1/portolan/site/evacuate";
-        let post = request(Method::POST, path, "key-operator", Body::from(order));
-        let reply = self.nodes[at].router.clone().oneshot(post).await.unwrap();
-        assert!(reply.status().is_success(), "{}", reply.status());
-        let evacuation = &self.nodes[at].site.evacuation;
-        while evacuation.progress().is_some_and(|told| !told.ended) {
-            tokio::task::yield_now().await;
+        for (verb, order) in [("evacuate", order), ("return", String::new())] {
+            let path = format!("/v1/portolan/site/{verb}");
+            let post = request(Method::POST, &path, "key-operator", Body::from(order));
+            let reply = node.router.clone().oneshot(post).await.unwrap();
+            assert!(reply.status().is_success(), "{}", reply.status());
+            while node.site.evacuation.progress().is_some_and(|told| !told.ended) {
+                tokio::task::yield_now().await;
+            }
         }
-        *self.handed_over.lock() += evacuation.progress().map_or(0, |told| told.moved);
+        *self.handed_over.lock() += node.site.evacuation.progress().map_or(0, |told| told.moved);
     }
 
     /// Prefixes that sites took over.
