@@ -41,9 +41,6 @@ const WASTEFUL_PERMILLE: u64 = 2500;
 /// sled's own records count, do not make it begin for ever.
 const GROWN_PERMILLE: u64 = 1250;
 
-/// Room that is looked for before a generation is begun after a write that failed.
-const ROOM_BYTES: usize = 1 << 20;
-
 /// How a generation began.
 #[derive(Clone, Copy, Debug, Default)]
 struct Begun {
@@ -58,8 +55,6 @@ pub(super) struct Disk {
     db: sled::Db,
     /// What the generation took when it was begun.
     begun: Begun,
-    /// The last pass could not write.
-    has_failed: bool,
     memory: Arc<Memory>,
     clock: Arc<dyn Clock>,
     /// Declared last, so that the lock goes after sled has closed its files.
@@ -86,7 +81,6 @@ impl Disk {
             folder: folder.to_owned(),
             generation,
             begun: Begun::default(),
-            has_failed: false,
             db,
             memory,
             clock,
@@ -113,22 +107,11 @@ impl Disk {
         self.sweep_retired();
         let now = self.clock.now();
         self.memory.relieve(now);
-        let written = self.write_or_begin_anew();
-        self.has_failed = written.is_err();
-        written
-    }
-
-    /// After a write that failed sled refuses every further one, so that the next generation is begun once there is room.
-    fn write_or_begin_anew(&mut self) -> Result<(), StoreError> {
-        if self.has_failed {
-            files::try_room(&self.folder, ROOM_BYTES)?;
-            return self.begin_anew();
-        }
         self.write_pages(&self.db, Pages::Changed)?;
-        match self.is_wasteful()? {
-            true => self.begin_anew(),
-            false => Ok(()),
+        if self.is_wasteful()? {
+            self.begin_anew()?;
         }
+        Ok(())
     }
 
     fn is_wasteful(&self) -> Result<bool, StoreError> {

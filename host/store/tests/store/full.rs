@@ -2,16 +2,13 @@
 
 use crate::harness::{Dice, assert_audit_is_whole, binding, tenant, version};
 use crate::{QUESTION, operator};
-use portolan_base::{Clock, Moment};
-use portolan_ports::{
-    Admission, Entry, PolicyState, PolicyStore, Principal, QuotaBook, Scope, StateSpace, StoreError,
-};
-use portolan_store::{SledState, SledStore};
+use portolan_base::Moment;
+use portolan_ports::{Admission, PolicyStore, Principal, Scope, StoreError};
+use portolan_store::SledStore;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A file system in memory of so many MiB; taken away with it.
@@ -126,50 +123,4 @@ fn a_store_takes_changes_again_once_there_is_room_and_has_lost_nothing() {
     assert_eq!(store.audit(9).unwrap(), audit);
     assert!(store.authenticate("sk-2").unwrap().is_some() && store.authenticate("sk-1").unwrap().is_none());
     drop(store);
-}
-
-#[test]
-fn what_policies_keep_is_written_again_once_there_is_room() {
-    struct Now;
-    impl Clock for Now {
-        fn now(&self) -> Moment {
-            Moment(1)
-        }
-    }
-    let Some(disk) = Disk::of_mib(16) else { return };
-    let folder = disk.path().join("state");
-    let open = || SledState::open(&folder, QuotaBook::default(), Arc::new(Now)).unwrap();
-    let space = StateSpace {
-        scope: Scope::Platform,
-        policy: "p".into(),
-    };
-    let set = |state: &SledState, n: u64| {
-        for key in 0..1000 {
-            let key = format!("key-{key}");
-            let entry = Entry {
-                key: &key,
-                value: n,
-                ttl: None,
-            };
-            assert!(state.set(&space, entry, Moment(1)));
-        }
-    };
-    let state = open();
-    set(&state, 1);
-    state.flush().unwrap();
-    disk.fill();
-    let failed = (2..1000).find(|n| {
-        set(&state, *n);
-        state.flush().is_err()
-    });
-    let failed = failed.expect("the disk is full");
-    disk.empty();
-    state.flush().unwrap();
-    drop(state);
-    let state = open();
-    assert_eq!(
-        state.get(&space, "key-7", Moment(1)),
-        Some(failed),
-        "what was in memory is on disk"
-    );
 }
