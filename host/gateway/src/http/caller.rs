@@ -1,7 +1,8 @@
 //! Whoever is at the other end of a connection: whether it has asked for anything, and whether it is still there.
 //!
 //! hyper looks for the end of an HTTP/1 connection only while it holds no byte that it has not used: behind a line end that
-//! was sent too much, or a request that was sent ahead, a client's leaving would go unseen until the answer's end.
+//! was sent too much, or a request that was sent ahead, a client's leaving would go unseen until the answer's end. Where it
+//! sent ahead more than the kernel takes (64 KiB and up), its end waits behind that and is seen when it is read.
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
@@ -21,8 +22,8 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// How long a client that closed its side is served on. It may have said all that it had to say and still listen: what
-/// takes no longer is answered.
-const HALF_CLOSED: Duration = Duration::from_millis(30);
+/// takes no longer is answered. A tenth of the 100 ms within which an engine is to hear of a client that left.
+const HALF_CLOSED: Duration = Duration::from_millis(10);
 
 /// Which protocol a connection speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -190,12 +190,6 @@ async fn what_cannot_be_computed_ahead_is_said() {
             "one prompt",
         ),
         (
-            "n",
-            json!({"model": "fake", "prompt": "a", "n": 2}),
-            "prompt",
-            "one prompt",
-        ),
-        (
             "far",
             json!({"model": "fake", "prompt": "a", "prefill_policy": "remote_required"}),
             "prefill_policy",
