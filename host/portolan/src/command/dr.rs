@@ -370,7 +370,7 @@ mod tests {
         config: Config,
         host: Host,
         runtime: Runtime,
-        _folder: TempDir,
+        folder: TempDir,
     }
 
     impl Started {
@@ -387,7 +387,7 @@ mod tests {
                 config,
                 host,
                 runtime,
-                _folder: folder,
+                folder,
             }
         }
 
@@ -398,8 +398,10 @@ mod tests {
             }
         }
 
-        fn stop(self) {
+        /// What it leaves behind.
+        fn stop(self) -> TempDir {
             self.runtime.block_on(self.host.stop());
+            self.folder
         }
     }
 
@@ -423,7 +425,7 @@ mod tests {
         );
         let config = own.config.clone();
         let server = other.server();
-        own.stop();
+        let _folder = own.stop();
         let copied = copy_of_store(&config, &server).unwrap();
         assert_eq!(copied.by, CopiedBy::Here, "no host has it open: none is asked");
         other.stop();

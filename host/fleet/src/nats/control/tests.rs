@@ -246,8 +246,8 @@ async fn the_longest_order_is_kept_and_a_longer_one_refused() {
     };
     let (_bus, paris) = control(&server, "paris").await;
     let text = || "\"".repeat(Dependency::TEXT_MAX_BYTES);
-    let with_reason = |reason: String| {
-        let ControlEvent::Invalidation(order) = order("o") else {
+    let with_reason = |id: &str, reason: String| {
+        let ControlEvent::Invalidation(order) = order(id) else {
             unreachable!("orders are invalidations")
         };
         let by = Dependency {
@@ -263,8 +263,8 @@ async fn the_longest_order_is_kept_and_a_longer_one_refused() {
         })
     };
     // As long as the API takes one, each byte of it escaped with six.
-    paris.append(with_reason("\u{1}".repeat(500))).await.unwrap();
-    let refused = paris.append(with_reason("x".repeat(8 << 10))).await;
+    paris.append(with_reason("long", "\u{1}".repeat(500))).await.unwrap();
+    let refused = paris.append(with_reason("longer", "x".repeat(8 << 10))).await;
     assert!(
         matches!(&refused, Err(ControlError::NotAcknowledged(_))),
         "{refused:?}"
