@@ -2,7 +2,7 @@
 
 use super::hand_over::{self, FIELD, Handing};
 use super::meter::{Delivery, InFlight};
-use super::slots::{self, Keeping, Slot};
+use super::slots::{Coming, Keeping, Slot};
 use super::{EngineUrl, ForeignInstance, Make, Shared};
 use crate::splice::{Edit, field, splice};
 use crate::wire::{WireError, whole};
@@ -50,8 +50,13 @@ impl WholeRequests for ForeignInstance {
         let shared = &self.shared;
         let cancel = job.cancel.clone();
         let mut in_flight = shared.meter.sent(job.uncached, delivery(&job));
+        // Before anything is waited for: a request that is cancelled already takes its file with it.
+        let coming = match &shared.handing {
+            Some(Handing::Slots(_)) => params.as_deref().and_then(Coming::of),
+            _ => None,
+        };
         let sent = async {
-            let (edits, taken) = shared.taking(&job, params.as_deref()).await;
+            let (edits, taken) = shared.taking(&job, params.as_deref(), coming).await;
             Ok::<_, EngineError>((shared.send(&job, edits).await?, taken))
         };
         let (answer, mut taken) = tokio::select! {
@@ -111,7 +116,7 @@ impl WholeRequests for ForeignInstance {
         let shared = Arc::clone(&self.shared);
         shared.counts.released_offers.fetch_add(1, Relaxed);
         match shared.handing {
-            Some(Handing::Slots(_)) => return slots::discard(&params),
+            Some(Handing::Slots(_)) => return drop(Coming::of(&params)),
             // Both legs were begun together, and end together.
             Some(Handing::Bootstrap { .. }) => return,
             _ => {}
@@ -144,15 +149,23 @@ impl WholeRequests for ForeignInstance {
 
 impl Shared {
     /// What a request is told of KV that another instance has or the host, and the slot that it was restored into.
-    async fn taking<'p>(&self, job: &WholeJob, params: Option<&'p str>) -> (Vec<Edit<'p>>, Taken) {
+    async fn taking<'p>(
+        &self,
+        job: &WholeJob,
+        params: Option<&'p str>,
+        coming: Option<Coming>,
+    ) -> (Vec<Edit<'p>>, Taken) {
         if let Some(kept) = &self.kept_slots {
             let (edits, keeping) = self.seated(kept, job).await;
             return (edits, keeping.map_or(Taken::Nothing, Taken::Kept));
         }
         match (&self.handing, params) {
             (_, None) => (vec![Edit::Remove(FIELD)], Taken::Nothing),
-            (Some(Handing::Slots(slots)), Some(params)) => {
-                let slot = self.restored(slots, params).await;
+            (Some(Handing::Slots(slots)), Some(_)) => {
+                let slot = match coming {
+                    Some(coming) => self.restored(slots, coming).await,
+                    None => None,
+                };
                 let mut edits = vec![Edit::Remove(FIELD)];
                 edits.extend(slot.iter().flat_map(Slot::edits));
                 (edits, slot.map_or(Taken::Nothing, Taken::Slot))

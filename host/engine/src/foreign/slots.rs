@@ -5,6 +5,7 @@
 
 mod file;
 mod kept;
+mod on_disk;
 
 pub(super) use kept::{Keeping, KeptSlots};
 
@@ -15,11 +16,11 @@ use super::{Shared, hand_over};
 use crate::splice::Edit;
 use crate::wire::whole;
 use bytes::Bytes;
+use on_disk::{OnDisk, forget};
 use parking_lot::Mutex;
 use portolan_ports::{EngineError, WholeJob};
 use serde::{Deserialize, Serialize};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
@@ -104,12 +105,6 @@ struct Saved {
     digest: String,
 }
 
-impl Saved {
-    fn path(&self) -> PathBuf {
-        self.folder.join(&self.file)
-    }
-}
-
 #[derive(Deserialize)]
 struct Props {
     total_slots: u32,
@@ -174,7 +169,11 @@ impl Shared {
     }
 
     /// Computes a prompt in a slot and saves that. What the other leg is to know names the file.
-    pub(super) async fn slot_leg(&self, slots: &Slots, job: &WholeJob) -> Result<Said, EngineError> {
+    pub(super) async fn slot_leg(
+        self: &Arc<Self>,
+        slots: &Slots,
+        job: &WholeJob,
+    ) -> Result<Said, EngineError> {
         tokio::select! {
             biased;
             () = job.cancel.cancelled() => Err(EngineError::Cancelled),
@@ -182,7 +181,7 @@ impl Shared {
         }
     }
 
-    async fn compute_and_save(&self, slots: &Slots, job: &WholeJob) -> Result<Said, EngineError> {
+    async fn compute_and_save(self: &Arc<Self>, slots: &Slots, job: &WholeJob) -> Result<Said, EngineError> {
         let mut slot = self.slot(slots, None).await?;
         slot.left = None;
         let mut in_flight = self.meter.sent(job.uncached, Delivery::Streamed);
@@ -198,25 +197,15 @@ impl Shared {
         }
         self.computed(job.uncached);
         let file = self.new_file();
-        let done: Result<DidSave, _> = self.act(&slot, "save", &file).await;
-        let done = match done {
-            Ok(DidSave { n_saved }) => digest_of(slots.folder.join(&file))
-                .await
-                .map(|sum| (n_saved, sum)),
-            Err(reason) => Err(reason),
-        };
-        let params = match done {
-            Ok((tokens, digest)) => {
-                let saved = Saved {
-                    folder: slots.folder.clone(),
-                    file,
-                    tokens,
-                    digest,
-                };
-                serde_json::to_string(&saved).ok()
+        let params = match self.save(slot, slots.folder.clone(), file).await {
+            Ok((on_disk, saved)) => {
+                let params = serde_json::to_string(&saved).ok();
+                if params.is_some() {
+                    on_disk.hand_over();
+                }
+                params
             }
             Err(reason) => {
-                forget(&slots.folder.join(&file));
                 tracing::warn!(instance = %self.description.instance, request = %job.request, reason,
                     "a slot could not be saved; the decode instance computes");
                 None
@@ -229,19 +218,39 @@ impl Shared {
         })
     }
 
+    /// Saves a slot. Goes on when nobody waits any more: the server writes the file whatever becomes of the request, and
+    /// one that is written after it was to be removed would stay.
+    async fn save(
+        self: &Arc<Self>,
+        slot: Slot,
+        folder: PathBuf,
+        file: String,
+    ) -> Result<(OnDisk, Saved), String> {
+        let shared = Arc::clone(self);
+        let saving = tokio::spawn(async move {
+            let path = folder.join(&file);
+            let on_disk = OnDisk::new(path.clone());
+            let DidSave { n_saved: tokens } = shared.act(&slot, "save", &file).await?;
+            let digest = tokio::task::spawn_blocking(move || on_disk::digest(&path)).await;
+            let saved = Saved {
+                folder,
+                file,
+                tokens,
+                digest: digest.map_err(|broke| broke.to_string())??,
+            };
+            Ok((on_disk, saved))
+        });
+        saving.await.unwrap_or_else(|broke| Err(broke.to_string()))
+    }
+
     /// Puts what another instance saved into a slot of this one. None: the prompt is computed.
-    pub(super) async fn restored(&self, slots: &Slots, params: &str) -> Option<Slot> {
-        let saved: Saved = serde_json::from_str(params).ok()?;
+    pub(super) async fn restored(&self, slots: &Slots, coming: Coming) -> Option<Slot> {
+        let Coming { saved, file } = coming;
         let here = slots.folder.join(&saved.file);
         let work = async {
             let mut slot = self.slot(slots, None).await.map_err(|e| e.to_string())?;
             slot.left = None;
-            if saved.folder != slots.folder {
-                bring(&saved.path(), &here).await?;
-            }
-            if digest_of(here.clone()).await? != saved.digest {
-                return Err("the file is not what was saved".to_owned());
-            }
+            let _here = file.brought(here, saved.digest).await?;
             let done: DidRestore = self.act(&slot, "restore", &saved.file).await?;
             match done.n_restored == saved.tokens {
                 true => Ok(slot),
@@ -249,8 +258,6 @@ impl Shared {
             }
         };
         let done: Result<Slot, String> = work.await;
-        forget(&here);
-        discard(params);
         done.inspect_err(|reason| {
             tracing::warn!(instance = %self.description.instance, %reason, "a saved slot cannot be used; it computes");
         })
@@ -280,43 +287,17 @@ impl Shared {
     }
 }
 
-/// The BLAKE3 of a file, as text.
-async fn digest_of(path: PathBuf) -> Result<String, String> {
-    let read = tokio::task::spawn_blocking(move || {
-        let unreadable = |e: std::io::Error| format!("{}: {e}", path.display());
-        let mut file = std::fs::File::open(&path).map_err(unreadable)?;
-        let (mut hasher, mut piece) = (blake3::Hasher::new(), vec![0; 1 << 20]);
-        loop {
-            match file.read(&mut piece).map_err(unreadable)? {
-                0 => return Ok(hasher.finalize().to_hex().to_string()),
-                n => _ = hasher.update(&piece[..n]),
-            }
-        }
-    });
-    read.await.map_err(|broke| broke.to_string())?
+/// A saved slot that an instance was told of. Its file is removed with this, whether anyone came to read it or not.
+#[derive(Debug)]
+pub(super) struct Coming {
+    saved: Saved,
+    file: OnDisk,
 }
 
-/// Brings a file into the folder of the server that is to read it.
-async fn bring(from: &Path, to: &Path) -> Result<(), String> {
-    if tokio::fs::rename(from, to).await.is_ok() {
-        return Ok(());
-    }
-    let copied = tokio::fs::copy(from, to).await;
-    copied.map(drop).map_err(|e| format!("{}: {e}", to.display()))
-}
-
-/// Removes a saved slot that nobody will ask for.
-pub(super) fn discard(params: &str) {
-    if let Ok(saved) = serde_json::from_str::<Saved>(params) {
-        forget(&saved.path());
-    }
-}
-
-fn forget(path: &Path) {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "a saved slot stays on disk");
-        }
-        _ => {}
+impl Coming {
+    pub(super) fn of(params: &str) -> Option<Self> {
+        let saved: Saved = serde_json::from_str(params).ok()?;
+        let file = OnDisk::new(saved.folder.join(&saved.file));
+        Some(Self { saved, file })
     }
 }

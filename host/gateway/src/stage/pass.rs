@@ -108,6 +108,8 @@ impl Journey {
             Err(EngineError::BadJob(_)) => return Ok(None),
             Err(error) => return Err(Fault::Engine { instance, error }),
         };
+        // Before anything is waited for: a request that ends here releases it.
+        self.offered = offer.params.as_ref().map(|params| self.offer(leg, job, params));
         let mut task = tokio::spawn(offer.prefilling);
         // Where prefill came first, it is over by now.
         let over = tokio::time::timeout(wait::OVER_BY_NOW, &mut task).await;
@@ -117,12 +119,14 @@ impl Journey {
                     leg,
                     ended.unwrap_or_else(|broke| Err(EngineError::Broken(broke.to_string()))),
                 )?;
-                self.offered = offer.params.as_ref().map(|params| self.offer(leg, job, params));
                 if offer.params.is_none() {
                     self.note_no_offer(leg);
                 }
             }
-            Err(_) => *beside = Some(Beside { task, stop: guard }),
+            Err(_) => {
+                self.offered = None;
+                *beside = Some(Beside { task, stop: guard });
+            }
         }
         Ok(offer.params)
     }

@@ -3,8 +3,11 @@
 use super::llama::{llama, python};
 use super::world::*;
 use super::*;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::task::JoinSet;
 
 /// Longer than the shortest prompt that is parted, by any tokenizer.
 const PROMPT: &str = "The history of navigation begins with coasts: a pilot of the thirteenth century had a chart of \
@@ -137,4 +140,99 @@ async fn a_server_that_saves_nothing_leaves_the_prompt_to_the_other() {
         !instance.is_parted(&forgetful, 100),
         "what may not be kept is not written down"
     );
+}
+
+/// A server that saves what it is told to, a while after it was, and is slow at whatever `slow` names.
+async fn slow_server(folder: PathBuf, slow: &'static str) -> (SocketAddr, JoinSet<()>) {
+    server(move |got, mut stream| {
+        let folder = folder.clone();
+        async move {
+            let line = got.head.lines().next().unwrap_or_default().to_owned();
+            let json = |value: Value| {
+                let (body, head) = (value.to_string(), "HTTP/1.1 200 OK\r\nconnection: close");
+                format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+            };
+            if !slow.is_empty() && line.contains(slow) {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            if line.contains("action=save") {
+                let asked: Value = serde_json::from_slice(&got.body).unwrap();
+                std::fs::write(folder.join(asked["filename"].as_str().unwrap()), b"KV").unwrap();
+            }
+            let said = match line.as_str() {
+                line if line.contains("/props") => json(json!({"total_slots": 2})),
+                line if line.contains("action=save") => json(json!({"n_saved": 9})),
+                line if line.contains("action=restore") => json(json!({"n_restored": 9})),
+                _ => json(json!({"choices": [{"text": ""}]})),
+            };
+            let own = housekeeping(&got).filter(|_| !line.contains("/props") && !line.contains("/slots"));
+            write(&mut stream, own.unwrap_or(said.as_bytes())).await;
+        }
+    })
+    .await
+}
+
+async fn with_slots(address: SocketAddr, folder: &Path) -> ForeignInstance {
+    up(ForeignConfig {
+        make: Make::LlamaCpp,
+        connector: slots(folder),
+        ..config(address)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_request_that_ends_while_its_slot_is_saved_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _server) = slow_server(folder.path().to_owned(), "action=save").await;
+    let instance = with_slots(address, folder.path()).await;
+    let body = completion(PROMPT, json!({}));
+    let cancelled = job(&body);
+    let cancel = cancelled.cancel.clone();
+    let (ended, ()) = tokio::join!(instance.offer(cancelled), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        cancel.cancel();
+    });
+    assert!(matches!(ended, Err(EngineError::Cancelled)));
+    let left = tokio::time::timeout(Duration::from_millis(100), instance.offer(job(&body))).await;
+    assert!(left.is_err(), "the prefill's time is up");
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    until("what was saved meanwhile is gone", || {
+        saved(folder.path()).is_empty()
+    })
+    .await;
+    // And the slots are free again: there are two.
+    for _ in 0..2 {
+        assert!(instance.offer(job(&body)).await.unwrap().params.is_some());
+    }
+    assert_eq!(saved(folder.path()).len(), 2, "they wait to be read");
+}
+
+#[tokio::test]
+async fn a_request_that_ends_before_or_while_a_slot_is_restored_leaves_no_file() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let at = |n: usize| folders[n].path();
+    let (address, _server) = slow_server(at(0).to_owned(), "").await;
+    let prefill = with_slots(address, at(0)).await;
+    let (address, _server) = slow_server(at(1).to_owned(), "action=restore").await;
+    let decode = with_slots(address, at(1)).await;
+    let body = completion(PROMPT, json!({}));
+    for wait in [Duration::ZERO, Duration::from_millis(100)] {
+        let params = prefill.offer(job(&body)).await.unwrap().params;
+        assert_eq!(saved(at(0)).len(), 1);
+        let cancelled = job(&body);
+        let cancel = cancelled.cancel.clone();
+        if wait.is_zero() {
+            cancel.cancel();
+        }
+        let (ended, ()) = tokio::join!(decode.answer(cancelled, params), async {
+            tokio::time::sleep(wait).await;
+            cancel.cancel();
+        });
+        assert!(matches!(ended, Err(EngineError::Cancelled)), "after {wait:?}");
+        until("nothing stays on disk", || {
+            saved(at(0)).is_empty() && saved(at(1)).is_empty()
+        })
+        .await;
+    }
 }

@@ -263,7 +263,10 @@ async fn the_longest_order_is_kept_and_a_longer_one_refused() {
         })
     };
     // As long as the API takes one, each byte of it escaped with six.
-    paris.append(with_reason("long", "\u{1}".repeat(500))).await.unwrap();
+    paris
+        .append(with_reason("long", "\u{1}".repeat(500)))
+        .await
+        .unwrap();
     let refused = paris.append(with_reason("longer", "x".repeat(8 << 10))).await;
     assert!(
         matches!(&refused, Err(ControlError::NotAcknowledged(_))),
