@@ -372,7 +372,7 @@ async fn another_key_of_the_same_tenant_gets_no_turns_of_its_own_for_its_prompt(
     let engine = Arc::new(start(&load("tiny-qwen3")));
     let fresh = |salt: &str| PrefillJob {
         key: key().salted(salt),
-        ..prefill_job(&prompt(1900), 0)
+        ..prefill_job(&prompt(640), 0)
     };
     let (first, second) = (fresh("one"), fresh("two"));
     let ((_, first), (_, second)) =
