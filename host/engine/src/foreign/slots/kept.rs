@@ -9,7 +9,8 @@
 use super::super::kv_store::{Given, KvStore};
 use super::super::{Shared, hand_over};
 use super::file::{Form, SlotFile};
-use super::{DidRestore, DidSave, Left, Slot, Slots, forget};
+use super::on_disk::OnDisk;
+use super::{DidRestore, DidSave, Left, Slot, Slots};
 use crate::splice::{Edit, field};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -112,14 +113,14 @@ impl Shared {
         let (path, layout) = (kept.path(&file), kept.store.shared_layout());
         let written = tokio::task::spawn_blocking({
             let path = path.clone();
-            move || std::fs::write(path, form.write(&layout, &tokens, &blocks))
+            let on_disk = OnDisk::new(path.clone());
+            move || std::fs::write(path, form.write(&layout, &tokens, &blocks)).map(|()| on_disk)
         });
         let restored = match written.await {
-            Ok(Ok(())) => self.act::<DidRestore>(slot, "restore", &file).await,
+            Ok(Ok(_on_disk)) => self.act::<DidRestore>(slot, "restore", &file).await,
             Ok(Err(error)) => Err(format!("{}: {error}", path.display())),
             Err(broke) => Err(broke.to_string()),
         };
-        forget(&path);
         let restored = restored?.n_restored;
         if restored != count {
             return Err(format!("{restored} of {count} tokens were restored"));
@@ -182,6 +183,7 @@ impl Shared {
     ) -> Result<(Form, Vec<u32>, Vec<Vec<u8>>), String> {
         let file = self.new_file();
         let path = kept.path(&file);
+        let on_disk = OnDisk::new(path.clone());
         let done = self.act::<DidSave>(slot, "save", &file).await;
         let read = tokio::task::spawn_blocking({
             let path = path.clone();
@@ -193,7 +195,7 @@ impl Shared {
             }
         });
         let read = read.await.map_err(|broke| broke.to_string());
-        forget(&path);
+        drop(on_disk);
         done?;
         read?
     }
@@ -243,11 +245,11 @@ impl Shared {
         if !same {
             return Err("what is put together is not what was taken apart".to_owned());
         }
+        let _on_disk = OnDisk::new(path.clone());
         let restored = match std::fs::write(&path, again) {
             Ok(()) => self.act::<DidRestore>(&slot, "restore", &file).await,
             Err(error) => Err(format!("{}: {error}", path.display())),
         };
-        forget(&path);
         match restored?.n_restored {
             n if n == tokens.len() as u64 => Ok(form),
             n => Err(format!("{n} of {} tokens were restored", tokens.len())),
