@@ -39,6 +39,10 @@ chaos: plugins ## Schedules of faults, by far more than `make test` has; SCHEDUL
 bench: plugins ## Decisions, transport and prefix index as tables, beside their peers where those were brought
 	tests/bench/run
 
+.PHONY: bench-router-peers
+bench-router-peers: plugins $(MODEL) ## The gateway beside other routers, before the same two engines, as tables; brings them
+	tests/bench/peers-router/run
+
 .PHONY: bench-transport-peers
 bench-transport-peers: ## The transport beside iperf3, Mooncake and NIXL, as a table; brings them
 	tests/bench/peers-transport/run

@@ -5,11 +5,13 @@ use super::*;
 const P: &str = "role: prefill,|, hand_over: {connector: nixl}";
 const D: &str = "role: decode,|, hand_over: {connector: nixl}";
 
-/// One whose prompts and steps take so long.
-async fn slow(prompt_ms: f64, step_ms: f64) -> ModelledEngine {
+/// One that takes so long for each token of a prompt, and for each step. A step that has begun is ended for nobody, as in a real
+/// engine, so one step is one token.
+async fn slow(token_ms: f64, step_ms: f64) -> ModelledEngine {
     let quick = Profile::shipped("quick").unwrap();
     let profile = Profile {
-        prefill_ms: vec![(1, prompt_ms), (512, prompt_ms)],
+        prefill_ms: vec![(1, token_ms), (512, token_ms)],
+        step_tokens: 1,
         decode: portolan_engine::modelled::DecodeTime {
             base_ms: step_ms,
             ..quick.decode
@@ -39,7 +41,7 @@ const GONE: Duration = Duration::from_millis(100);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_before_the_first_byte_is_gone_at_the_engine_within_a_tenth_of_a_second() {
-    let engine = slow(1500.0, 1.0).await;
+    let engine = slow(20.0, 1.0).await;
     let paris = Paris::start(&[found("v1", &engine, "")]).await;
     for (n, streamed) in [(1, true), (2, false)] {
         let mut asked = theirs(&prompt(n, 60));
@@ -56,7 +58,7 @@ async fn a_client_that_leaves_before_the_first_byte_is_gone_at_the_engine_within
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_is_gone_at_both_engines_and_nothing_stays_kept_for_it() {
     // It leaves while its prompt is computed.
-    let (p, d) = (slow(1500.0, 1.0).await, engine(false).await);
+    let (p, d) = (slow(20.0, 1.0).await, engine(false).await);
     let paris = Paris::start(&[found("p", &p, P), found("d", &d, D)]).await;
     let asked = theirs(&prompt(1, 120));
     let stream = paris.send(ACME, "/v1/completions", &asked.to_string()).await;
@@ -71,7 +73,7 @@ async fn a_client_that_leaves_is_gone_at_both_engines_and_nothing_stays_kept_for
     paris.stop().await;
 
     // It leaves while the other engine is about to answer.
-    let (p, d) = (engine(false).await, slow(5.0, 400.0).await);
+    let (p, d) = (engine(false).await, slow(5.0, 40.0).await);
     let paris = Paris::start(&[found("p", &p, P), found("d", &d, D)]).await;
     let stream = paris.send(ACME, "/v1/completions", &asked.to_string()).await;
     until("it is decoded", PATIENCE, async || at(&d).await > 0.0).await;
