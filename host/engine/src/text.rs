@@ -56,7 +56,7 @@ impl ModelText {
                 path: tokenizer_file.to_owned(),
                 reason: reason.to_string(),
             })?;
-        let compile = |source: String| {
+        let compile = |source: &str| {
             ChatTemplate::compile(source, parts.bos.as_deref(), parts.eos.as_deref()).map_err(|e| {
                 LoadError::Template {
                     path: template_file.to_owned(),
@@ -64,7 +64,7 @@ impl ModelText {
                 }
             })
         };
-        let template = parts.template.map(compile).transpose()?;
+        let template = parts.template.as_deref().map(compile).transpose()?;
         let mut stop_ids = parts.stop_ids;
         stop_ids.sort_unstable();
         stop_ids.dedup();

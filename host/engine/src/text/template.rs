@@ -26,7 +26,7 @@ pub(super) struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    pub(super) fn compile(source: String, bos: Option<&str>, eos: Option<&str>) -> Result<Self, Error> {
+    pub(super) fn compile(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         environment.set_syntax(
             SyntaxConfig::builder()
@@ -37,7 +37,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, without_generation_marks(&source))?;
+        environment.add_template_owned(NAME, without_generation_marks(source))?;
         let text = |token: Option<&str>| token.unwrap_or_default().to_owned();
         Ok(Self {
             environment,
@@ -199,6 +199,7 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 
 /// JSON as Python writes it: a space after each comma and colon, nothing escaped for HTML; with `indent`, a line for each
 /// value; with `ensure_ascii`, other characters as escapes.
+#[expect(clippy::needless_pass_by_value, reason = "the signature that filters have")]
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
@@ -282,7 +283,7 @@ mod tests {
     }
 
     fn render(source: &str, messages: &[ChatMessage]) -> Result<String, TextError> {
-        ChatTemplate::compile(source.to_owned(), Some("<s>"), Some("</s>"))
+        ChatTemplate::compile(source, Some("<s>"), Some("</s>"))
             .unwrap()
             .render(messages)
     }
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn tools_and_the_clients_own_arguments_are_seen_and_win() {
         let source = "{% if tools %}T:{{ tools | tojson }}{% endif %}{{ messages[0].content }}{% if thinking %}!{% endif %}{% if add_generation_prompt %}A{% endif %}";
-        let template = ChatTemplate::compile(source.to_owned(), None, None).unwrap();
+        let template = ChatTemplate::compile(source, None, None).unwrap();
         let more = values(r#"{"tools": [{"name": "f"}], "thinking": true, "add_generation_prompt": false}"#);
         let text = template.render_with(&[message("user", "hi")], &more);
         assert_eq!(text.unwrap(), r#"T:[{"name": "f"}]hi!"#);
@@ -310,7 +311,7 @@ mod tests {
         let source = "{{ raise_exception('roles must alternate') }}";
         let refused = render(source, &[]).unwrap_err();
         assert!(refused.to_string().contains("roles must alternate"), "{refused}");
-        assert!(ChatTemplate::compile("{% if %}".to_owned(), None, None).is_err());
+        assert!(ChatTemplate::compile("{% if %}", None, None).is_err());
     }
 
     #[test]
@@ -327,7 +328,7 @@ mod tests {
     #[test]
     fn tools_and_calls_are_printed_in_the_order_that_engines_print_them_in() {
         let source = "{{ tools | tojson }}|{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
-        let template = ChatTemplate::compile(source.to_owned(), None, None).unwrap();
+        let template = ChatTemplate::compile(source, None, None).unwrap();
         let more = values(
             r#"{"tools": [{"function": {"parameters": {"type": "object", "properties": {"z": {}, "a": {}}}, "name": "f"}, "type": "function"},
                 {"type": "function", "function": {"name": "g", "strict": true, "description": "d"}}]}"#,
@@ -359,10 +360,10 @@ mod tests {
                 "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": \"é😀\"\n}",
             ),
         ] {
-            let template = ChatTemplate::compile(source(options), None, None).unwrap();
+            let template = ChatTemplate::compile(&source(options), None, None).unwrap();
             assert_eq!(template.render_with(&[], &more).unwrap(), expected, "{options}");
         }
-        let other = ChatTemplate::compile(source("colour=1"), None, None).unwrap();
+        let other = ChatTemplate::compile(&source("colour=1"), None, None).unwrap();
         assert!(other.render_with(&[], &more).is_err());
     }
 
