@@ -196,11 +196,8 @@ fn depths(blocks: &[&Member]) -> HashMap<BlockId, u32> {
             way.push(id);
             at = parents.get(&id).copied().flatten();
         }
-        let mut depth = at.and_then(|id| depths.get(&id)).map_or(0, |below| below + 1);
-        for id in way.into_iter().rev() {
-            depths.insert(id, depth);
-            depth += 1;
-        }
+        let first = at.and_then(|id| depths.get(&id)).map_or(0, |below| below + 1);
+        depths.extend(way.into_iter().rev().zip(first..));
     }
     depths
 }

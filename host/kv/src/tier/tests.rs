@@ -280,7 +280,7 @@ fn what_is_not_trusted_is_not_given_and_what_is_too_old_is_not_taken() {
 #[test]
 fn what_depends_on_another_version_is_not_given_and_makes_way_in_a_tier() {
     let (upper, lower) = (host(9), host(9));
-    let tiers = Tiers::new(vec![upper.clone(), lower.clone()]);
+    let tiers = Tiers::new(vec![upper, lower]);
     for n in 1..=2 {
         tiers.demote(Arc::new(block(n)), &tiers.open(), NOW);
     }

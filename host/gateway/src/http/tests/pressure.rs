@@ -20,7 +20,7 @@ struct Says {
 }
 
 impl Says {
-    fn new(source: PolicySource, answer: Result<Vec<Directive>, PolicyFault>) -> Arc<dyn Policy> {
+    fn policy(source: PolicySource, answer: Result<Vec<Directive>, PolicyFault>) -> Arc<dyn Policy> {
         Arc::new(Self {
             descriptor: PolicyDescriptor {
                 question: QuestionKind::Invalidation,
@@ -105,12 +105,12 @@ async fn a_tenants_policy_lets_go_of_its_own_and_of_nothing_public() {
     bind(
         &app,
         tenant("acme"),
-        Says::new(PolicySource::Tenant, everything.clone()),
+        Says::policy(PolicySource::Tenant, everything.clone()),
     );
     bind(
         &app,
         tenant("globex"),
-        Says::new(PolicySource::Tenant, everything.clone()),
+        Says::policy(PolicySource::Tenant, everything.clone()),
     );
     assert_eq!(ids(&reaction.pressure()), [1, 2], "globex has nothing here");
     assert!(reaction.pressure().is_empty(), "once within the pause");
@@ -133,7 +133,7 @@ async fn a_tenants_policy_lets_go_of_its_own_and_of_nothing_public() {
     bind(
         &app,
         Scope::Platform,
-        Says::new(PolicySource::Platform, everything),
+        Says::policy(PolicySource::Platform, everything),
     );
     assert_eq!(
         ids(&reaction.pressure()),
@@ -156,7 +156,7 @@ async fn a_tenants_policy_lets_go_of_its_own_and_of_nothing_public() {
 async fn a_policy_that_fails_costs_its_default_and_says_so() {
     let app = App::new();
     let reaction = reaction(&app);
-    let fails = Says::new(PolicySource::Tenant, Err(PolicyFault::TimedOut(50)));
+    let fails = Says::policy(PolicySource::Tenant, Err(PolicyFault::TimedOut(50)));
     bind(&app, tenant("acme"), fails);
     assert!(reaction.pressure().is_empty());
     let said = decisions(&app, ACME).await;

@@ -107,7 +107,7 @@ async fn half_a_head_holds_nothing_up() {
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(crate::http::serve(Arc::clone(&app.site), listener, async move {
-        drop(stopped.await)
+        drop(stopped.await);
     }));
     let mut fresh = TcpStream::connect(address).await.unwrap();
     fresh.write_all(b"GET /health HTTP/1.1\r\nhost:").await.unwrap();

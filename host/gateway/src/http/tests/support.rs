@@ -74,6 +74,8 @@ pub(super) struct App {
     router: Router,
 }
 
+type Change = Box<dyn FnOnce(&mut SiteParts)>;
+
 /// What a site goes by.
 #[derive(Default)]
 struct Rules {
@@ -81,7 +83,7 @@ struct Rules {
     timeouts: Timeouts,
     retries: RetryConfig,
     /// What is changed of the site's parts before it is put together.
-    change: Option<Box<dyn FnOnce(&mut SiteParts)>>,
+    change: Option<Change>,
 }
 
 impl Rules {
