@@ -400,7 +400,7 @@ async fn two_real_vllms_at_two_sites_answer_as_a_single_one_whatever_happens_on_
         assert!(fleet.socket.happened(), "{what}: it happened");
     }
     tokens_agree(&fleet).await;
-    beside_other_makes(&fleet).await;
+    Box::pin(beside_other_makes(&fleet)).await;
     let Fleet { host, .. } = fleet;
     host.stop().await;
 }
