@@ -162,6 +162,9 @@ fn a_host_that_compiles_ends_in_time_when_it_is_told_to_stop() {
         matches!(cut, Err(ClientError::Refused { status: 503, .. })),
         "whoever waits for a compiler is told: {cut:?}"
     );
+    for compiler in &compilers {
+        signal(&["-CONT", compiler]);
+    }
     let runs = |compiler: &String| {
         let line = std::fs::read_to_string(format!("/proc/{compiler}/stat")).unwrap_or_default();
         !line.is_empty() && !line.contains(") Z ")
