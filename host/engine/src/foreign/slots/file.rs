@@ -9,7 +9,7 @@
 //! | tokens | plain, or packed: -1, 1, count, tokens, count of media (0) |
 //! | streams | how many; of each how many cells, and of the one that has some what follows |
 //! | cells | position, count of sequences (1), sequence |
-//! | layers | whether values lie across, how many layers |
+//! | layers | whether values lie across, how many layers; since version 4 two words that are 0 where KV is kept as computed |
 //! | keys | of each layer: number format, bytes of a row, a row a cell |
 //! | values | the same; or across: format, bytes of a value, values of a row, a row of all cells a value |
 //!
@@ -24,6 +24,9 @@ const MAGIC: u32 = 0x6767_7371;
 
 /// What packed tokens begin with: no token, and their form's version.
 const PACKED: [u32; 2] = [u32::MAX, 1];
+
+/// The version since which two words follow the count of layers.
+const TWO_WORDS: u32 = 4;
 
 /// Most streams: a server has one for each slot.
 const STREAMS_MOST: u32 = 4096;
@@ -108,7 +111,7 @@ impl<'f> SlotFile<'f> {
             let cells = cursor.number()? as usize;
             match (cells, &found) {
                 (0, _) => {}
-                (_, None) => found = Some(cursor.stream(cells, layout)?),
+                (_, None) => found = Some(cursor.stream((cells, version), layout)?),
                 (_, Some(_)) => return Err(BadFile::Cells),
             }
         }
@@ -224,6 +227,9 @@ impl Form {
         }
         put(u32::from(self.across));
         put(layout.layers.len() as u32);
+        if self.version >= TWO_WORDS {
+            [0, 0].into_iter().for_each(&mut put);
+        }
         for part in [Part::Keys, Part::Values] {
             let mut before = 0;
             for width in widths(layout) {
@@ -317,7 +323,7 @@ impl<'f> Cursor<'f> {
         }
     }
 
-    fn stream(&mut self, cells: usize, layout: &KvLayout) -> Result<Stream<'f>, BadFile> {
+    fn stream(&mut self, (cells, version): (usize, u32), layout: &KvLayout) -> Result<Stream<'f>, BadFile> {
         let mut rows = vec![usize::MAX; cells.min(self.bytes.len())];
         for row in 0..cells {
             let position = self.number()? as usize;
@@ -332,6 +338,10 @@ impl<'f> Cursor<'f> {
             found => return Err(other("order of values", found, 1)),
         };
         self.expect("count of layers", layout.layers.len() as u32)?;
+        if version >= TWO_WORDS {
+            self.expect("first word before the keys", 0)?;
+            self.expect("second word before the keys", 0)?;
+        }
         let (widths, size) = (widths(layout), layout.dtype.size() as usize);
         let bytes = |width: usize| cells.checked_mul(width * size).ok_or(BadFile::Length("too long"));
         let mut keys = Vec::with_capacity(widths.len());

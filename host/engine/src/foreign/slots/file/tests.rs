@@ -28,6 +28,7 @@ fn value(part: usize, layer: usize, position: u32, channel: usize) -> [u8; 2] {
 
 /// How a file is to be.
 struct Wanted {
+    version: u32,
     packed: bool,
     across: bool,
     streams: u32,
@@ -42,6 +43,7 @@ struct Wanted {
 impl Default for Wanted {
     fn default() -> Self {
         Self {
+            version: 3,
             packed: true,
             across: false,
             streams: 1,
@@ -62,7 +64,7 @@ fn file(wanted: &Wanted) -> Vec<u8> {
     };
     let count = CELLS + u32::from(wanted.drawn);
     let tokens: Vec<u32> = (0..count).map(|n| 300 + n).collect();
-    words(&mut out, &[0x6767_7371, 3]);
+    words(&mut out, &[0x6767_7371, wanted.version]);
     match wanted.packed {
         true => {
             words(&mut out, &[count + 4, u32::MAX, 1, count]);
@@ -85,6 +87,9 @@ fn file(wanted: &Wanted) -> Vec<u8> {
             words(&mut out, &[*position, 1, stream]);
         }
         words(&mut out, &[u32::from(wanted.across), 2]);
+        if wanted.version > 3 {
+            words(&mut out, &[0, 0]);
+        }
         for part in 0..2 {
             for (layer, width) in WIDTHS.into_iter().enumerate() {
                 words(&mut out, &[1]);
@@ -136,6 +141,7 @@ fn blocks_are_the_same_however_the_server_lays_them_out() {
         (true, true, 2, 1),
     ] {
         let wanted = Wanted {
+            version: 2 + streams,
             packed,
             across,
             streams,
@@ -164,8 +170,9 @@ fn blocks_are_the_same_however_the_server_lays_them_out() {
 fn what_is_put_together_is_what_the_server_writes_itself() {
     let mut layout = layout();
     layout.block_tokens = CELLS / 2;
-    for (packed, across, streams) in [(true, false, 1), (false, true, 3)] {
+    for (version, packed, across, streams) in [(4, true, false, 1), (3, false, true, 3)] {
         let bytes = file(&Wanted {
+            version,
             packed,
             across,
             streams,
