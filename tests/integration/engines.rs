@@ -5,7 +5,6 @@ mod left;
 mod parted;
 mod passed;
 mod salted;
-mod slotted;
 mod stored;
 mod vllm;
 
