@@ -409,8 +409,6 @@ mod tests {
             (store.place, store.most),
             (KvPlace::Socket("/run/s.sock".into()), 2 << 20)
         );
-        let store = site.instances[5].server.as_ref().unwrap().store().unwrap();
-        assert_eq!(store.place, KvPlace::Slots("/run/slots".into()));
     }
 
     #[test]
