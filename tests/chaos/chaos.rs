@@ -12,6 +12,7 @@ mod valve;
 
 use checker::{Violation, check};
 use history::{History, Outcome};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -119,14 +120,15 @@ fn run_all(
 
 /// Fails with every violation and how to see it again.
 fn none_of(found: &[(u64, Violation)]) {
-    let lines: Vec<String> = found
-        .iter()
-        .take(20)
-        .map(|(seed, violation)| format!("PORTOLAN_CHAOS_SEED={seed}: {violation}"))
-        .collect();
+    let mut of_each: BTreeMap<u8, usize> = BTreeMap::new();
+    for (_, violation) in found {
+        *of_each.entry(violation.promise).or_default() += 1;
+    }
+    let line = |(seed, violation): &(u64, Violation)| format!("PORTOLAN_CHAOS_SEED={seed}: {violation}");
+    let lines: Vec<String> = found.iter().map(line).collect();
     assert!(
         found.is_empty(),
-        "{} violations:\n{}",
+        "{} violations, by promise {of_each:?}:\n{}",
         found.len(),
         lines.join("\n")
     );

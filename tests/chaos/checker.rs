@@ -259,7 +259,8 @@ fn acknowledged(history: &History, found: &mut Found) {
                 ),
             );
         }
-        for end in &history.ends {
+        // One that has not caught up uses nothing, and is told below.
+        for end in history.ends.iter().filter(|end| end.behind.is_none()) {
             let mut usable = end.usable.iter().filter_map(|id| born(history, *id));
             if let Some(birth) = usable.find(|birth| is_about(history, &order.reason, birth)) {
                 found.add(
@@ -277,8 +278,10 @@ fn acknowledged(history: &History, found: &mut Found) {
             }
         }
     }
-    for end in history.ends.iter().filter(|end| !end.caught_up) {
-        found.add(4, format!("{} never caught up", end.site));
+    for end in &history.ends {
+        if let Some(why) = &end.behind {
+            found.add(4, format!("{} never caught up: {why}", end.site));
+        }
     }
 }
 

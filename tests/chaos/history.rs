@@ -163,8 +163,8 @@ pub(crate) struct Appended {
 #[derive(Clone, Debug)]
 pub(crate) struct End {
     pub(crate) site: String,
-    /// Whether it had caught up with the control stream.
-    pub(crate) caught_up: bool,
+    /// Why it had not caught up with the control stream; none: it had.
+    pub(crate) behind: Option<String>,
     /// KV that it would use.
     pub(crate) usable: Vec<BirthId>,
 }

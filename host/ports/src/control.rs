@@ -230,4 +230,7 @@ pub trait ControlEntries: Send {
     /// # Errors
     /// [`ControlError::Cut`] and [`ControlError::Lost`]; the entries end with it.
     async fn next(&mut self) -> Result<ControlEntry, ControlError>;
+
+    /// The next entry where it is here already; does not wait. Why entries end, [`next`](Self::next) says.
+    fn next_ready(&mut self) -> Option<ControlEntry>;
 }

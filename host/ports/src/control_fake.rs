@@ -216,4 +216,8 @@ impl ControlEntries for MemoryEntries {
             }
         }
     }
+
+    fn next_ready(&mut self) -> Option<ControlEntry> {
+        self.take().ok().flatten()
+    }
 }

@@ -218,7 +218,9 @@ fn what_was_acknowledged_and_is_lost_is_found() {
         lines.remove(lines.len() / 2);
         history.orders.clear();
     });
-    finds(4, |history| history.ends[0].caught_up = false);
+    finds(4, |history| {
+        history.ends[0].behind = Some("its lease has lapsed".to_owned())
+    });
     finds(4, |history| {
         history.bound.push(Bound {
             version: "new".to_owned(),

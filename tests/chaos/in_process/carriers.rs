@@ -183,6 +183,15 @@ impl ControlEntries for Following {
         self.again = weather.dice.chance(weather.doubled).then(|| entry.clone());
         Ok(entry)
     }
+
+    fn next_ready(&mut self) -> Option<ControlEntry> {
+        let weather = &self.at.hub.weather;
+        let is_late = weather.is(Cut::Slow(self.at.here)) || weather.is(Cut::FromStream(self.at.here));
+        if is_late || self.at.life.is_over() || self.next.is_some() || weather.dice.chance(500) {
+            return None;
+        }
+        self.again.take().or_else(|| self.entries.next_ready())
+    }
 }
 
 #[async_trait]

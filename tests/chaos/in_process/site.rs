@@ -299,7 +299,7 @@ impl Running {
     }
 
     /// KV that it would use.
-    pub(crate) fn end(&self, name: &str, caught_up: bool) -> End {
+    pub(crate) fn end(&self, name: &str, behind: Option<String>) -> End {
         let blocks = self.blocks();
         let parents: BTreeMap<_, _> = blocks.iter().map(|(block, _)| (block.id, block.parent)).collect();
         // A block can be found while every one beneath it is there.
@@ -317,7 +317,7 @@ impl Running {
         let usable: Vec<BirthId> = found.filter_map(|(block, _)| birth_of(block)).collect();
         End {
             site: name.to_owned(),
-            caught_up,
+            behind,
             usable,
         }
     }

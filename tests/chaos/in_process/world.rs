@@ -21,8 +21,11 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// How long sites may take to catch up once everything is mended: many leases, on a machine that does other things.
+/// How long sites may take to catch up once everything is mended: many leases, on a machine that does other things. Time in
+/// which the whole process stood still does not count.
 const CATCHES_UP: Duration = Duration::from_secs(15);
+/// How often it is looked whether they have.
+const LOOK: Duration = Duration::from_millis(5);
 /// How long a request or an order may still take once everything is mended.
 const ENDS: Duration = Duration::from_secs(120);
 /// As production opens its doors: caught up, or not after a while.
@@ -287,19 +290,25 @@ impl World {
 
     /// Waits until every site has caught up.
     async fn settle(&self) -> Vec<End> {
-        let began = Instant::now();
+        let mut waited = Duration::ZERO;
         let mut ends = Vec::new();
         for (at, name) in self.hub.names.iter().enumerate() {
             let Some(running) = self.running(at) else { continue };
             let last = self.hub.stream.entries().last().map(|entry| entry.sequence);
-            let is_there = || {
-                running.agent.check(running.clock.now()).is_ok()
-                    && last.is_none_or(|last| running.agent.applied_to() >= last)
+            let behind = || {
+                let applied = running.agent.applied_to();
+                match (running.agent.check(running.clock.now()), last) {
+                    (Err(why), _) => Some(format!("at {applied} of {last:?}, {why}")),
+                    (Ok(()), Some(last)) if applied < last => Some(format!("at {applied} of {last}")),
+                    _ => None,
+                }
             };
-            while !is_there() && began.elapsed() < CATCHES_UP {
-                sleep(Duration::from_millis(5)).await;
+            while behind().is_some() && waited < CATCHES_UP {
+                let looked = Instant::now();
+                sleep(LOOK).await;
+                waited += looked.elapsed().min(4 * LOOK);
             }
-            ends.push(running.end(name.as_str(), began.elapsed() < CATCHES_UP));
+            ends.push(running.end(name.as_str(), behind()));
         }
         ends
     }

@@ -250,7 +250,7 @@ impl Fleet {
         };
         let end = |(site, _): (&str, &str)| End {
             site: site.to_owned(),
-            caught_up: self.agrees(site),
+            behind: (!self.agrees(site)).then(|| "another version is bound there".to_owned()),
             usable: Vec::new(),
         };
         let names = SITES.iter().map(|(site, _)| (*site).to_owned());

@@ -330,4 +330,8 @@ impl ControlEntries for Entries {
             }
         }
     }
+
+    fn next_ready(&mut self) -> Option<ControlEntry> {
+        self.take().ok().flatten()
+    }
 }

@@ -153,6 +153,26 @@ pub(crate) async fn an_entry_is_not_lost_when_nobody_waits(stream: Arc<dyn Contr
     assert_eq!(next(&mut entries).await.event, order(1));
 }
 
+/// What is here is taken without waiting, in the same order as what is waited for.
+pub(crate) async fn entries_that_are_here_are_taken_without_waiting(stream: Arc<dyn ControlStream>) {
+    let mut entries = stream.follow(None).await.unwrap();
+    assert!(entries.next_ready().is_none(), "nothing is here");
+    let mut given = Vec::new();
+    for n in 0..50 {
+        given.push(stream.append(order(n)).await.unwrap());
+    }
+    let mut met = Vec::new();
+    let mut waits = 0;
+    while met.len() < given.len() {
+        met.push(next(&mut entries).await.sequence);
+        waits += 1;
+        met.extend(std::iter::from_fn(|| entries.next_ready()).map(|entry| entry.sequence));
+    }
+    assert_eq!(met, given);
+    assert!(waits < given.len(), "all {waits} were waited for");
+    assert!(entries.next_ready().is_none(), "each comes once");
+}
+
 /// All checks, each on a stream that `fresh` makes.
 pub(crate) async fn holds(mut fresh: impl AsyncFnMut() -> Arc<dyn ControlStream>) {
     entries_come_in_order_without_gaps(fresh().await).await;
@@ -160,4 +180,5 @@ pub(crate) async fn holds(mut fresh: impl AsyncFnMut() -> Arc<dyn ControlStream>
     a_slow_follower_misses_nothing(fresh().await).await;
     a_cursor_of_another_stream_is_lost(fresh().await).await;
     an_entry_is_not_lost_when_nobody_waits(fresh().await).await;
+    entries_that_are_here_are_taken_without_waiting(fresh().await).await;
 }

@@ -24,6 +24,10 @@ const TICK: Duration = Duration::from_secs(60);
 /// twentieth in as long.
 const PRESSURE: Duration = Duration::from_millis(500);
 
+/// Orders that are applied in one go: handing over to a thread that may wait for a disk, and back, takes longer than most
+/// orders do.
+const GROUP_MAX: usize = 64;
+
 /// How often the site's place in the stream is written down while orders come.
 const WRITE: Duration = Duration::from_secs(1);
 
@@ -65,13 +69,14 @@ impl SiteInvalidation {
         let stream = entries.stream().clone();
         self.follows(stream.clone()).await;
         loop {
-            match entries.next().await {
-                Ok(entry) => {
-                    if let Err(why) = self.take(entry, &stream).await {
-                        return why;
-                    }
-                }
+            let first = match entries.next().await {
+                Ok(first) => first,
                 Err(why) => return why,
+            };
+            let ready = std::iter::from_fn(|| entries.next_ready());
+            let group = std::iter::once(first).chain(ready.take(GROUP_MAX - 1)).collect();
+            if let Err(why) = self.take_group(group, &stream).await {
+                return why;
             }
         }
     }
@@ -125,15 +130,39 @@ impl SiteInvalidation {
         state.validity.take(entry)
     }
 
+    /// Takes entries that are here, in order. Orders go to a thread that may wait for a disk, all in one go.
+    ///
     /// # Errors
     /// When an order could not be applied: nothing that it may be about is to be trusted.
-    async fn take(self: &Arc<Self>, entry: ControlEntry, stream: &StreamId) -> Result<(), ControlError> {
-        let sequence = entry.sequence;
-        let not_applied = || ControlError::Lost {
-            from: sequence,
-            why: "an order could not be applied".to_owned(),
-        };
+    async fn take_group(
+        self: &Arc<Self>,
+        group: Vec<ControlEntry>,
+        stream: &StreamId,
+    ) -> Result<(), ControlError> {
         let received_at = self.now();
+        let from = group.first().map(|entry| entry.sequence).unwrap_or_default();
+        let (agent, stream) = (Arc::clone(self), stream.clone());
+        let is_quick = group
+            .iter()
+            .all(|entry| matches!(entry.event, ControlEvent::Beat(_)));
+        let take = move || {
+            for entry in group {
+                agent.take(entry, &stream, received_at);
+            }
+        };
+        let taken = match is_quick {
+            true => Some(take()),
+            false => self.blocking(take).await,
+        };
+        taken.ok_or_else(|| ControlError::Lost {
+            from,
+            why: "an order could not be applied".to_owned(),
+        })
+    }
+
+    /// Does what an entry asks. May wait for a disk where it is no beat.
+    fn take(self: &Arc<Self>, entry: ControlEntry, stream: &StreamId, received_at: Moment) {
+        let sequence = entry.sequence;
         match self.meet(&entry, received_at) {
             Taken::Nothing => self.came_to(sequence),
             Taken::Renewed(until) => {
@@ -142,36 +171,30 @@ impl SiteInvalidation {
                 self.say(stream, (received_at, received_at), Forgotten::default());
             }
             Taken::Apply(order) => {
-                let own = (order.from == self.parts.site).then(|| order.id.clone());
-                let forgotten = self.carry_out(order, sequence, received_at).await;
-                let forgotten = forgotten.ok_or_else(not_applied)?;
-                if let Some(id) = own {
-                    self.met(id, stream);
+                let forgotten = self.carry_out(&order, sequence, received_at);
+                if order.from == self.parts.site {
+                    self.met(order.id, stream);
                 }
                 self.say(stream, (received_at, self.now()), forgotten);
             }
             Taken::ForgetAll => {
                 tracing::error!(site = %self.parts.site, %sequence,
                     "an order of a later release cannot be read; everything cached is forgotten. Update this host");
-                let tiers = Arc::clone(&self.parts.tiers);
-                let forgotten = self.blocking(move || tiers.invalidate(&Selector::All)).await;
-                let forgotten = forgotten.ok_or_else(not_applied)?;
+                let forgotten = self.parts.tiers.invalidate(&Selector::All);
                 self.was_applied(sequence);
                 self.say(stream, (received_at, self.now()), forgotten);
             }
         }
-        Ok(())
     }
 
     /// Applies an order, then takes note that it is applied.
-    async fn carry_out(
+    fn carry_out(
         self: &Arc<Self>,
-        order: Invalidation,
+        order: &Invalidation,
         sequence: Sequence,
         received_at: Moment,
-    ) -> Option<Forgotten> {
-        let (agent, what) = (Arc::clone(self), order.what.clone());
-        let forgotten = self.blocking(move || agent.apply(&what, sequence)).await?;
+    ) -> Forgotten {
+        let forgotten = self.apply(&order.what, sequence);
         self.was_applied(sequence);
         let applied_at = self.now();
         if order.running == Running::Abort {
@@ -186,7 +209,7 @@ impl SiteInvalidation {
             applied_ms = applied_at.since(order.sent_at).as_micros() as f64 / 1000.0,
             "an invalidation was applied"
         );
-        Some(forgotten)
+        forgotten
     }
 
     fn was_applied(&self, sequence: Sequence) {

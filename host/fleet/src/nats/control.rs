@@ -12,13 +12,14 @@
 use super::NatsBus;
 use async_nats::Client;
 use async_nats::connection::State;
+use async_nats::jetstream::Message;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::push::{Ordered, OrderedConfig};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{Config, Info, RetentionPolicy, StorageType, Stream};
 use async_nats::jetstream::{self, Context};
 use async_trait::async_trait;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use portolan_base::Sequence;
 use portolan_ports::{
     ControlEntries, ControlEntry, ControlError, ControlEvent, ControlStream, Cursor, StreamId,
@@ -227,6 +228,7 @@ impl ControlStream for NatsControl {
             id,
             last: from,
             entries,
+            broken: None,
             look: look(),
         }))
     }
@@ -237,7 +239,26 @@ struct Following {
     id: StreamId,
     last: Sequence,
     entries: Ordered,
+    /// Why there are no more, once that is known.
+    broken: Option<ControlError>,
     look: Interval,
+}
+
+impl Following {
+    /// The entry that a message is; none: it is told again after a reconnect.
+    fn entry(&mut self, message: &Message) -> Result<Option<ControlEntry>, ControlError> {
+        let info = message.info();
+        let sequence = info.map_err(|error| ControlError::Cut(error.to_string()))?;
+        let sequence = Sequence(sequence.stream_sequence);
+        if sequence <= self.last {
+            return Ok(None);
+        }
+        self.last = sequence;
+        Ok(Some(ControlEntry {
+            sequence,
+            event: ControlEvent::from_bytes(&message.payload),
+        }))
+    }
 }
 
 #[async_trait]
@@ -247,6 +268,9 @@ impl ControlEntries for Following {
     }
 
     async fn next(&mut self) -> Result<ControlEntry, ControlError> {
+        if let Some(why) = self.broken.take() {
+            return Err(why);
+        }
         loop {
             let came = tokio::select! {
                 biased;
@@ -259,20 +283,27 @@ impl ControlEntries for Following {
             let cut = |error: String| ControlError::Cut(error);
             let message = came.ok_or_else(|| cut("the subscription ended".to_owned()))?;
             let message = message.map_err(|error| cut(error.to_string()))?;
-            let sequence = message
-                .info()
-                .map_err(|error| cut(error.to_string()))?
-                .stream_sequence;
-            // Told again after a reconnect.
-            if sequence <= self.last.0 {
-                continue;
+            if let Some(entry) = self.entry(&message)? {
+                return Ok(entry);
             }
-            self.last = Sequence(sequence);
-            return Ok(ControlEntry {
-                sequence: self.last,
-                event: ControlEvent::from_bytes(&message.payload),
-            });
         }
+    }
+
+    fn next_ready(&mut self) -> Option<ControlEntry> {
+        while self.broken.is_none() {
+            let came = self.entries.next().now_or_never()?;
+            let entry = match came {
+                Some(Ok(message)) => self.entry(&message),
+                Some(Err(error)) => Err(ControlError::Cut(error.to_string())),
+                None => Err(ControlError::Cut("the subscription ended".to_owned())),
+            };
+            match entry {
+                Ok(None) => {}
+                Ok(Some(entry)) => return Some(entry),
+                Err(why) => self.broken = Some(why),
+            }
+        }
+        None
     }
 }
 

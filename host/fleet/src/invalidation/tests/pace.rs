@@ -1,4 +1,4 @@
-//! How long orders take, at a thousand a second, from when each is sent until every site's agent has applied it.
+//! How long orders take, at 200 and at a thousand a second, from when each is sent until every site's agent has applied it.
 //!
 //! The agents, tiers, stream and bus are those of production, in one process so that one clock tells all times: over the
 //! embedded stream with its flush, and over a NATS server with a connection for each site. Orders come by the clock, whether
@@ -16,6 +16,12 @@ const SITES: [&str; 3] = ["paris", "virginia", "tokyo"];
 
 /// Blocks at each site, each of which depends on a document of its own; the orders name one after the other.
 const BLOCKS: usize = 3000;
+
+/// Orders a second.
+const PACES: [u64; 2] = [200, 1000];
+
+/// How long orders come.
+const LASTS: u64 = 3;
 
 /// How long the last orders may take to be applied on a machine that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -81,11 +87,11 @@ impl Lives {
     }
 }
 
-/// Gives the orders, one every millisecond.
-async fn give_all(world: &World, agent: &Arc<SiteInvalidation>) -> Sent {
-    let mut ticks = tokio::time::interval(Duration::from_millis(1));
+/// Gives the orders, by the clock.
+async fn give_all(world: &World, agent: &Arc<SiteInvalidation>, a_second: u64) -> Sent {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / a_second as u32);
     let mut acknowledged = JoinSet::new();
-    for n in 0..BLOCKS {
+    for n in 0..a_second * LASTS {
         ticks.tick().await;
         let (agent, clock) = (Arc::clone(agent), Arc::clone(&world.clock));
         acknowledged.spawn(async move {
@@ -114,7 +120,7 @@ async fn listen(mut said: broadcast::Receiver<BusMessage>, name: &'static str, a
 
 /// Asserted is that every site applies every order; the line that is printed is the measurement, and says nothing on a
 /// machine that is busy with other work.
-async fn at_a_thousand_a_second(over: &str, buses: [Arc<dyn Bus>; 3], streams: [Arc<dyn ControlStream>; 3]) {
+async fn at_pace(a_second: u64, over: &str, buses: [Arc<dyn Bus>; 3], streams: [Arc<dyn ControlStream>; 3]) {
     let world = World::new();
     let sites: Vec<Followed> = (0..SITES.len())
         .map(|at| start(&world, SITES[at], &buses[at], &streams[at]))
@@ -131,7 +137,7 @@ async fn at_a_thousand_a_second(over: &str, buses: [Arc<dyn Bus>; 3], streams: [
         applied.push(at);
         alive.push(followed.lives);
     }
-    let sent = give_all(&world, &alive[0].agent).await;
+    let sent = give_all(&world, &alive[0].agent, a_second).await;
     let last = *sent.keys().next_back().expect("orders were given");
     let mut everywhere: BTreeMap<Sequence, Duration> = BTreeMap::new();
     let acknowledged = sent.values().map(|(sent, told)| told.since(*sent)).collect();
@@ -159,7 +165,8 @@ async fn at_a_thousand_a_second(over: &str, buses: [Arc<dyn Bus>; 3], streams: [
     let everywhere: Vec<Duration> = everywhere.into_values().collect();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!(
-        "sent until applied, {over}, {BLOCKS} orders at 1000 a second, 3 sites: every site {}; {}; load {}",
+        "sent until applied, {over}, {} orders at {a_second} a second, 3 sites: every site {}; {}; load {}",
+        sent.len(),
         told(everywhere),
         lines.join("; "),
         load.split(' ').next().unwrap_or_default()
@@ -189,16 +196,24 @@ fn told(times: Vec<Duration>) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_long_until_every_agent_has_applied_orders_embedded() {
-    let folder = tempfile::tempdir().unwrap();
-    let stream = EmbeddedControl::open(folder.path(), &Counting(AtomicU64::new(7))).unwrap();
-    let stream: Arc<dyn ControlStream> = Arc::new(stream);
-    let bus: Arc<dyn Bus> = Arc::new(EmbeddedBus::new());
-    let streams = [(); 3].map(|()| Arc::clone(&stream));
-    at_a_thousand_a_second("embedded", [(); 3].map(|()| Arc::clone(&bus)), streams).await;
+    for a_second in PACES {
+        let folder = tempfile::tempdir().unwrap();
+        let stream = EmbeddedControl::open(folder.path(), &Counting(AtomicU64::new(7))).unwrap();
+        let stream: Arc<dyn ControlStream> = Arc::new(stream);
+        let bus: Arc<dyn Bus> = Arc::new(EmbeddedBus::new());
+        let streams = [(); 3].map(|()| Arc::clone(&stream));
+        at_pace(a_second, "embedded", [(); 3].map(|()| Arc::clone(&bus)), streams).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_long_until_every_agent_has_applied_orders_over_nats() {
+    for a_second in PACES {
+        over_nats(a_second).await;
+    }
+}
+
+async fn over_nats(a_second: u64) {
     let Some(Line::Nats(server, _folder)) = Line::nats() else {
         return;
     };
@@ -215,5 +230,5 @@ async fn how_long_until_every_agent_has_applied_orders_over_nats() {
     let (Ok(buses), Ok(streams)) = (buses.try_into(), streams.try_into()) else {
         panic!("three sites");
     };
-    at_a_thousand_a_second("over NATS", buses, streams).await;
+    at_pace(a_second, "over NATS", buses, streams).await;
 }
