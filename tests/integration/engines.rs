@@ -5,6 +5,7 @@ mod left;
 mod parted;
 mod passed;
 mod salted;
+mod slotted;
 mod stored;
 mod vllm;
 

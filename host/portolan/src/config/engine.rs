@@ -289,7 +289,7 @@ pub(super) fn check(
     }
     if let Some(store) = &server.kv_store {
         match (instance.engine, &store.socket, &store.folder) {
-            (EngineKind::Vllm, Some(_), None) => {}
+            (EngineKind::Vllm, Some(_), None) | (EngineKind::LlamaCpp, None, Some(_)) => {}
             (EngineKind::Vllm, ..) => {
                 return wrong(
                     "server.kv_store.socket",
@@ -297,10 +297,10 @@ pub(super) fn check(
                 );
             }
             (EngineKind::LlamaCpp, ..) => {
-                let problem = "llama.cpp's KV cannot lie with the host yet: answers from it were not those of the server's own";
-                return wrong("server.kv_store", problem);
+                let problem = "say where the server saves slots, its `--slot-save-path`, and no socket";
+                return wrong("server.kv_store.folder", problem);
             }
-            _ => return wrong("server.kv_store", "only vLLM hands KV to the host"),
+            _ => return wrong("server.kv_store", "only vLLM and llama.cpp hand KV to the host"),
         }
         if server.hand_over.is_some() {
             return wrong(
@@ -382,7 +382,8 @@ mod tests {
             {name: p, model: m, role: prefill, engine: vllm, server: {url: 'http://h:8001', hand_over: {connector: nixl}}}, \
             {name: d, model: m, role: decode, engine: vllm, server: {url: 'http://h:8002', command: [vllm, serve], \
              env: {A: b}, kv_events: {endpoint: 'tcp://h:5557', ranks: 2}, hand_over: {connector: mooncake}}}, \
-            {name: s, model: m, engine: vllm, server: {url: 'http://h:8003', kv_store: {socket: /run/s.sock, mib: 2}}}";
+            {name: s, model: m, engine: vllm, server: {url: 'http://h:8003', kv_store: {socket: /run/s.sock, mib: 2}}}, \
+            {name: l, model: m, engine: llama-cpp, server: {url: 'http://h:8004', kv_store: {folder: /run/slots}}}";
         let config = parse(text, "{name: t, keys: [k]}").unwrap();
         let site = &config.sites[0];
         let all: Vec<Serving> = site.instances.iter().map(|i| serving(site, i)).collect();
@@ -393,7 +394,8 @@ mod tests {
                 Serving::Whole,
                 Serving::Handing(2),
                 Serving::Handing(2),
-                Serving::Stored
+                Serving::Stored,
+                Serving::Slotted
             ]
         );
         let server = site.instances[3].server.as_ref().unwrap();
@@ -409,6 +411,8 @@ mod tests {
             (store.place, store.most),
             (KvPlace::Socket("/run/s.sock".into()), 2 << 20)
         );
+        let store = site.instances[5].server.as_ref().unwrap().store().unwrap();
+        assert_eq!(store.place, KvPlace::Slots("/run/slots".into()));
     }
 
     #[test]
@@ -439,7 +443,7 @@ mod tests {
             (
                 "{name: v, model: m, engine: llama-cpp, server: {url: 'http://h:1', kv_store: {socket: s}}}",
                 "",
-                "cannot lie with the host yet",
+                "--slot-save-path",
             ),
             (
                 "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', kv_store: {folder: f}}}",
@@ -449,7 +453,7 @@ mod tests {
             (
                 "{name: v, model: m, engine: sglang, server: {url: 'http://h:1', kv_store: {socket: s}}}",
                 "",
-                "only vLLM hands",
+                "only vLLM and llama.cpp",
             ),
             (
                 "{name: v, model: m, engine: vllm, server: {url: 'http://h:1', kv_store: {socket: s, block_tokens: 24}}}",

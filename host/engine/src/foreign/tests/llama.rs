@@ -1,5 +1,5 @@
 //! llama.cpp's own server, started and watched by the adapter. Runs where `PORTOLAN_XLLAMACPP` names a Python that has
-//! `xllamacpp`, as `make check-engines` sees to.
+//! `xllamacpp`, as `make test` sees to.
 
 use super::world::*;
 use super::*;
@@ -14,7 +14,7 @@ const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 pub(super) fn python() -> Option<String> {
     let python = std::env::var("PORTOLAN_XLLAMACPP").ok();
     if python.is_none() {
-        let line = "skipped: PORTOLAN_XLLAMACPP is not set; make check-engines runs llama.cpp's server\n";
+        let line = "skipped: PORTOLAN_XLLAMACPP is not set; make test brings llama.cpp's server\n";
         // To the real stderr, which the test runner shows.
         drop(std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()));
     }
