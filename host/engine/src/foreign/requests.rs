@@ -1,18 +1,20 @@
 //! Requests to a foreign engine, and its answers.
 
+mod body;
+
 use super::hand_over::{self, FIELD, Handing};
-use super::meter::{Delivery, InFlight};
-use super::slots::{Coming, Keeping, Slot};
+use super::meter::Delivery;
+use super::slots::{Coming, Slot};
 use super::{EngineUrl, ForeignInstance, Make, Shared};
 use crate::splice::{Edit, field, splice};
 use crate::wire::{WireError, whole};
 use async_trait::async_trait;
+use body::{Body, Taken};
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::{HeaderMap, Response, StatusCode};
 use portolan_ports::{
-    AnswerBody, AnswerHead, CacheSalt, EngineError, Handed, Offer, WholeAnswer, WholeJob, WholeRequests,
+    AnswerHead, CacheSalt, EngineError, Handed, Offer, WholeAnswer, WholeJob, WholeRequests,
 };
 use serde_json::Value;
 use std::borrow::Cow;
@@ -76,14 +78,11 @@ impl WholeRequests for ForeignInstance {
                 taken = Taken::Nothing;
             }
         }
-        let body = Box::new(Body {
-            body: answer.into_body(),
-            in_flight,
-            cancel,
-            shared: Arc::clone(shared),
-            taken,
-        });
-        Ok(WholeAnswer { head, body })
+        let body = Body::new(answer.into_body(), (in_flight, taken), cancel, shared);
+        Ok(WholeAnswer {
+            head,
+            body: Box::new(body),
+        })
     }
 
     async fn offer(&self, job: WholeJob) -> Result<Offer, EngineError> {
@@ -312,70 +311,6 @@ impl Shared {
             params: Some(theirs.into()),
             prefilling: Box::pin(prefilling),
         })
-    }
-}
-
-/// The slot that generates an answer.
-enum Taken {
-    /// Whichever the engine picks.
-    Nothing,
-    /// One that KV was restored into; free once the answer ended.
-    Slot(#[expect(dead_code, reason = "held until the answer ended")] Slot),
-    /// One whose KV the host keeps once the answer ended.
-    Kept(Keeping),
-}
-
-/// A body as it comes.
-struct Body {
-    body: Incoming,
-    in_flight: InFlight,
-    cancel: portolan_ports::Cancel,
-    shared: Arc<Shared>,
-    taken: Taken,
-}
-
-impl Body {
-    /// The answer is whole.
-    fn ended(&mut self) {
-        self.in_flight.ended();
-        if let Taken::Kept(keeping) = std::mem::replace(&mut self.taken, Taken::Nothing) {
-            let shared = Arc::clone(&self.shared);
-            tokio::spawn(async move {
-                if let Some(kept) = &shared.kept_slots {
-                    shared.keep_slot(kept, keeping).await;
-                }
-            });
-        }
-    }
-}
-
-#[async_trait]
-impl AnswerBody for Body {
-    async fn next(&mut self) -> Option<Result<Bytes, EngineError>> {
-        loop {
-            let frame = tokio::select! {
-                biased;
-                () = self.cancel.cancelled() => return Some(Err(EngineError::Cancelled)),
-                frame = self.body.frame() => frame,
-            };
-            match frame {
-                None => {
-                    self.ended();
-                    return None;
-                }
-                Some(Err(error)) => {
-                    let reason = format!("its answer broke off: {error}");
-                    return Some(Err(EngineError::Broken(reason)));
-                }
-                Some(Ok(frame)) => {
-                    // Trailers are of the connection.
-                    if let Ok(data) = frame.into_data() {
-                        self.in_flight.piece();
-                        return Some(Ok(data));
-                    }
-                }
-            }
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod kept;
 mod kv;
 mod llama;
 mod parted;
+mod pieces;
 mod process;
 mod sglang;
 mod slots;
