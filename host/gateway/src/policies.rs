@@ -30,6 +30,7 @@ pub use order::{
     Activation, By, Done, Order, PolicySlot, RollBack, Sender, Stored, TrialOrder, Upload, UploadDone,
     Uploaded,
 };
+pub use quota::CountedUpload;
 pub use restore::{NotRestored, Restored};
 pub use rollout::Enforced;
 pub use shared::AdoptError;

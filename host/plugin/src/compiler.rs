@@ -9,7 +9,7 @@ mod thread;
 use crate::check::Remark;
 use crate::limits::{CompileBudget, CompileBudgets, SizeClass};
 use parking_lot::{Condvar, Mutex};
-use portolan_ports::COMPILER_BUSY;
+use portolan_ports::{COMPILE_TIME, COMPILER_BUSY};
 use sha2::{Digest as _, Sha256};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -224,11 +224,24 @@ fn patience(budget: CompileBudget) -> Duration {
 fn too_slow(budget: CompileBudget) -> Remark {
     let most = budget.cpu_seconds;
     Remark::new(
-        "compile-time",
+        COMPILE_TIME,
         format!(
             "compiling the component takes more than {most} s of processor time, the most there is for its size"
         ),
         "make it smaller: strip what is not used, lower the inlining",
+    )
+}
+
+/// The clock ran out before the processor time did: nothing is known of the component.
+fn no_processor(budget: CompileBudget) -> Remark {
+    Remark::new(
+        COMPILER_BUSY,
+        format!(
+            "the compiler got less than {} s of processor time in {} s, and was ended",
+            budget.cpu_seconds,
+            patience(budget).as_secs()
+        ),
+        "the machine is busy with other things; send it again later, it says nothing about this component",
     )
 }
 

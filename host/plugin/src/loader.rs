@@ -20,7 +20,8 @@ use crate::version::{Parts, Services, Version};
 use portolan_base::{Clock, TenantName};
 use portolan_policy::{Policy, PolicyDescriptor, PolicySource, QuestionKind, Scope};
 use portolan_ports::{
-    Binding, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, Rehearsal, Reuse, Sample, StateSpace,
+    Binding, COMPILE_TIME, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, Rehearsal, Reuse,
+    Sample, StateSpace,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -329,7 +330,7 @@ impl PolicyLoader for ComponentLoader {
                 inspected.class.as_str()
             ),
         );
-        report.note("compile-time", format!("compiled in {} ms", took.as_millis()));
+        report.note(COMPILE_TIME, format!("compiled in {} ms", took.as_millis()));
         match self.blueprint(&inspected, &compiled, &self.limits) {
             Err(remark) => report.error(remark),
             Ok(blueprint) => {

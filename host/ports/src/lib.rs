@@ -63,8 +63,8 @@ pub use kvset::{KvMade, KvPast, KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};
 pub use landing_fake::{LandingFault, MemoryLanding};
 pub use loader::{
-    Binding, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Reuse, Scope,
-    Severity,
+    Binding, COMPILE_TIME, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal,
+    Reuse, Scope, Severity,
 };
 pub use loader_fake::FakeLoader;
 pub use operation::{Operation, OperationKind};

@@ -102,8 +102,11 @@ pub struct Finding {
     pub help: String,
 }
 
-/// Code of the finding that nothing could be found out: the compiler was busy with other components for too long.
+/// Code of the finding that nothing could be found out: there was no compiler, or no processor, for the component in time.
 pub const COMPILER_BUSY: &str = "compiler-busy";
+
+/// Code of the finding that says what compiling took. As an error: more than this host gives.
+pub const COMPILE_TIME: &str = "compile-time";
 
 /// What a check says about a component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,17 +128,25 @@ impl PolicyReport {
     pub fn is_busy(&self) -> bool {
         self.findings.iter().any(|finding| finding.code == COMPILER_BUSY)
     }
+
+    /// Whether compiling it takes more than this host gives. That is the host's limit: on another one it may be good.
+    pub fn overran(&self) -> bool {
+        let is_overrun =
+            |finding: &Finding| finding.severity == Severity::Error && finding.code == COMPILE_TIME;
+        self.findings.iter().any(is_overrun)
+    }
+
+    /// Why it cannot be used, the first of the reasons.
+    pub fn first_error(&self) -> &str {
+        let worst = self.findings.iter().find(|f| f.severity == Severity::Error);
+        worst.map_or("no reason was recorded", |f| &f.message)
+    }
 }
 
 /// A component that cannot be used, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the policy was refused: {}", first_error(.0))]
+#[error("the policy was refused: {}", .0.first_error())]
 pub struct PolicyRejection(pub PolicyReport);
-
-fn first_error(report: &PolicyReport) -> &str {
-    let worst = report.findings.iter().find(|f| f.severity == Severity::Error);
-    worst.map_or("no reason was recorded", |f| &f.message)
-}
 
 /// What a check configures a component with, as the binding would.
 #[derive(Clone, Copy, Debug)]

@@ -8,6 +8,7 @@
 //! | `defers:…` | answers any question like the first, but defers every request by 0 ms |
 //! | `no-copies:…` | answers any question like the first, but lets no site fetch or replicate |
 //! | `busy:…` | finds the compiler busy with other components |
+//! | `endless:…` | takes more to compile than there is |
 //! | `unloadable:…` | passes the check and compiles, cannot be loaded |
 //! | anything else | refused by the check |
 //!
@@ -15,7 +16,8 @@
 //! is `faulty` loads, and fails the probes of a rehearsal.
 
 use crate::{
-    Binding, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope, Severity,
+    Binding, COMPILE_TIME, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal,
+    Scope, Severity,
 };
 use portolan_policy::{
     Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Purpose, Question,
@@ -39,6 +41,7 @@ enum Fate {
     Works(Option<QuestionKind>),
     Unloadable,
     Busy,
+    Endless,
     Refused,
 }
 
@@ -53,6 +56,7 @@ fn fate(component: &[u8]) -> Fate {
         "ok" | "no-copies" | "defers" => Fate::Works(None),
         "unloadable" => Fate::Unloadable,
         "busy" => Fate::Busy,
+        "endless" => Fate::Endless,
         word => match word
             .strip_prefix("ok-")
             .and_then(|question| question.parse().ok())
@@ -103,6 +107,14 @@ impl PolicyLoader for FakeLoader {
             }
             (Fate::Busy, _) => {
                 let error = (COMPILER_BUSY, "it waited for the compiler", "try again");
+                report(component, question, Some(error))
+            }
+            (Fate::Endless, _) => {
+                let error = (
+                    COMPILE_TIME,
+                    "it takes more than 1 s to compile",
+                    "make it smaller",
+                );
                 report(component, question, Some(error))
             }
             (Fate::Works(Some(answers)), Some(wanted)) if answers != wanted => {

@@ -614,6 +614,9 @@ pub trait PolicyStore: Send + Sync {
     /// Counts an upload of a tenant, unless `most` of the hour before `at` were counted.
     fn count_upload(&self, tenant: &TenantName, most: u32, at: Moment) -> Result<UploadTurn, StoreError>;
 
+    /// Takes back an upload of a tenant that was counted at `counted_at`. Where none was, nothing changes.
+    fn take_upload_back(&self, tenant: &TenantName, counted_at: Moment) -> Result<(), StoreError>;
+
     /// How many uploads of a tenant were counted in the hour before `at`.
     fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError>;
 

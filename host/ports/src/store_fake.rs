@@ -522,6 +522,13 @@ impl PolicyStore for MemoryStore {
         Ok(state.uploads.entry(tenant.clone()).or_default().count(most, at))
     }
 
+    fn take_upload_back(&self, tenant: &TenantName, counted_at: Moment) -> Result<(), StoreError> {
+        if let Some(window) = self.state().uploads.get_mut(tenant) {
+            window.take_back(counted_at);
+        }
+        Ok(())
+    }
+
     fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError> {
         Ok(self
             .state()

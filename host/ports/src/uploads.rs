@@ -39,6 +39,17 @@ impl UploadWindow {
         UploadTurn::Counted
     }
 
+    /// Takes back one that was counted at this moment. Where none was, nothing changes.
+    pub fn take_back(&mut self, counted_at: Moment) {
+        let minute = counted_at.0 / MINUTE_US;
+        if let Some(counted) = self.minutes.get_mut(&minute) {
+            *counted -= 1;
+            if *counted == 0 {
+                self.minutes.remove(&minute);
+            }
+        }
+    }
+
     /// Uploads of the last hour.
     pub fn used(&self, at: Moment) -> u32 {
         let minute = at.0 / MINUTE_US;
@@ -70,5 +81,24 @@ mod tests {
             window.count(0, at(99_999)),
             UploadTurn::Full(Duration::from_secs(61 * 60 - 39))
         );
+    }
+
+    #[test]
+    fn one_that_was_taken_back_is_free_at_once_and_no_other_is() {
+        let at = |seconds: u64| Moment(seconds * 1_000_000);
+        let mut window = UploadWindow::default();
+        for seconds in [1, 2, 90] {
+            assert_eq!(window.count(3, at(seconds)), UploadTurn::Counted);
+        }
+        window.take_back(at(2));
+        assert_eq!(window.used(at(91)), 2);
+        window.take_back(at(2));
+        window.take_back(at(2));
+        assert_eq!(
+            (window.used(at(91)), window.minutes.len()),
+            (1, 1),
+            "none of its minute is left"
+        );
+        assert_eq!(window.count(2, at(91)), UploadTurn::Counted);
     }
 }

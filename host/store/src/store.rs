@@ -242,6 +242,17 @@ impl PolicyStore for SledStore {
         Ok(counted)
     }
 
+    fn take_upload_back(&self, tenant: &TenantName, counted_at: Moment) -> Result<(), StoreError> {
+        let mut turn = self.turn()?;
+        let key = tenant_key(tenant);
+        let Some(mut window) = self.ledger.get::<UploadWindow>(Table::Uploads, key)? else {
+            return Ok(());
+        };
+        window.take_back(counted_at);
+        let write = Write::new(Table::Uploads, key, &window)?;
+        self.ledger.commit_unaudited(&mut turn, &[write])
+    }
+
     fn uploads(&self, tenant: &TenantName, at: Moment) -> Result<u32, StoreError> {
         let window: Option<UploadWindow> = self.ledger.get(Table::Uploads, tenant_key(tenant))?;
         Ok(window.map_or(0, |window| window.used(at)))

@@ -6,7 +6,8 @@ use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
 use crate::policies::{
-    Activation, By, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Sender, Upload,
+    Activation, By, CountedUpload, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Sender, Upload,
+    UploadDone,
 };
 use crate::site::Site;
 use axum::Json;
@@ -180,12 +181,10 @@ pub(super) async fn upload(
     let by = by(&actor, &query.reason)?;
     let turn = turn(&site, &slot.scope)?;
     let (budget, reuse) = (query.budget()?, query.reuse()?);
-    if let Principal::Tenant(tenant) = auth::principal(&site, &headers)? {
-        let counted = on_desk(&site, Turn(None), move |desk| desk.count_upload(&tenant));
-        if let Err(error) = counted.await? {
-            return Ok(refusal(error));
-        }
-    }
+    let counted = match count(&site, auth::principal(&site, &headers)?).await? {
+        Ok(counted) => counted,
+        Err(error) => return Ok(refusal(error)),
+    };
     let body = body::read(component, COMPONENT_MAX_BYTES).await?;
     let (config, component) = query.parts(body)?;
     if component.is_empty() {
@@ -204,15 +203,16 @@ pub(super) async fn upload(
         reuse,
         signature: signature(&headers)?,
     };
-    let active = query.activate.unwrap_or(true);
     // Gone with this future, which ends with its client.
     let waits = Arc::new(());
-    let sender = Sender::Waits(Arc::downgrade(&waits));
-    let stored = on_desk(&site, turn, move |desk| match active {
-        true => desk
-            .submit_upload(upload, &by, &sender)
-            .map(|u| (u.stored.version, u.stored.report, Some(u.done))),
-        false => desk.push(upload, &by).map(|s| (s.version, s.report, None)),
+    let active = query.activate.unwrap_or(true);
+    let sender = active.then(|| Sender::Waits(Arc::downgrade(&waits)));
+    let stored = on_desk(&site, turn, move |desk| {
+        let stored = keep(desk, upload, &by, sender);
+        if let (Some(counted), Err(refused)) = (&counted, &stored) {
+            desk.excuse_upload(counted, refused);
+        }
+        stored
     });
     let stored = stored.await?;
     drop(waits);
@@ -225,6 +225,36 @@ pub(super) async fn upload(
             Ok((status, uploaded(version, report, done)).into_response())
         }
         Err(error) => Ok(refusal(error)),
+    }
+}
+
+/// What the desk says of an upload: the version, what was found, and what came of making it active.
+type Kept = (VersionRecord, PolicyReport, Option<Done>);
+
+/// Has the desk keep an upload, and make it active where a sender waits for that.
+fn keep(desk: &PolicyDesk, upload: Upload, by: &By, sender: Option<Sender>) -> Result<Kept, DeskError> {
+    match sender {
+        Some(sender) => {
+            let UploadDone { stored, done } = desk.submit_upload(upload, by, &sender)?;
+            Ok((stored.version, stored.report, Some(done)))
+        }
+        None => {
+            let stored = desk.push(upload, by)?;
+            Ok((stored.version, stored.report, None))
+        }
+    }
+}
+
+/// Counts an upload that a tenant sends with its own key; the operator's are not counted.
+async fn count(
+    site: &Arc<Site>,
+    sender: Principal,
+) -> Result<Result<Option<CountedUpload>, DeskError>, RequestError> {
+    match sender {
+        Principal::Operator => Ok(Ok(None)),
+        Principal::Tenant(tenant) => {
+            on_desk(site, Turn(None), move |desk| desk.count_upload(&tenant).map(Some)).await
+        }
     }
 }
 
@@ -513,8 +543,15 @@ pub(super) fn full_version(versions: &[VersionRecord], asked: &str) -> Result<St
 pub(super) fn refusal(error: DeskError) -> Response {
     let text = error.to_string();
     match error {
-        DeskError::Rejected(report) => rejected(&text, &report.findings),
-        DeskError::CompilerBusy => RequestError::unavailable(text, COMPILER_FREE_AGAIN)
+        DeskError::Rejected(report) => {
+            let error = RequestError::new(ErrorKind::BadRequest, text).with_code("policy_rejected");
+            with_findings(StatusCode::UNPROCESSABLE_ENTITY, error, &report.findings)
+        }
+        DeskError::CompileLimit(report) => {
+            let error = RequestError::new(ErrorKind::TooLarge, text).with_code("compile_limit");
+            with_findings(StatusCode::PAYLOAD_TOO_LARGE, error, &report.findings)
+        }
+        DeskError::CompilerBusy(_) => RequestError::unavailable(text, COMPILER_FREE_AGAIN)
             .with_code("compiler_busy")
             .into_response(),
         DeskError::NotFound(_) => RequestError::new(ErrorKind::NotFound, text)
@@ -559,20 +596,17 @@ pub(super) fn refusal(error: DeskError) -> Response {
     }
 }
 
-fn rejected(message: &str, findings: &[Finding]) -> Response {
+fn with_findings(status: StatusCode, error: RequestError, findings: &[Finding]) -> Response {
     let body = serde_json::json!({
         "error": {
-            "message": message,
+            "message": error.message,
             "type": "invalid_request_error",
             "param": null,
-            "code": "policy_rejected",
+            "code": error.code,
         },
         "findings": findings,
     });
-    let mut response = (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response();
-    errors::describe(
-        &mut response,
-        RequestError::new(ErrorKind::BadRequest, message).with_code("policy_rejected"),
-    );
+    let mut response = (status, Json(body)).into_response();
+    errors::describe(&mut response, error);
     response
 }

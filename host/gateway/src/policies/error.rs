@@ -15,11 +15,12 @@ pub enum DeskError {
     /// The component, or its configuration, cannot be used: the report says why and how to mend it.
     #[error("{}", PolicyRejection(.0.clone()))]
     Rejected(PolicyReport),
-    /// It was not found out whether the component can be used.
-    #[error(
-        "the compiler is busy with other components, and this one was not looked at; nothing was changed; send it again"
-    )]
-    CompilerBusy,
+    /// It was not found out whether the component can be used: there was no compiler, or no processor, for it in time.
+    #[error("{0}; nothing was changed, and nothing is known of the component; send it again")]
+    CompilerBusy(String),
+    /// Compiling the component takes more than this host gives: the host's limit, whatever the component is worth.
+    #[error("this host did not compile the component: {}; nothing was changed", .0.first_error())]
+    CompileLimit(PolicyReport),
     /// There is no such version or binding.
     #[error("{0} does not exist")]
     NotFound(String),
@@ -117,9 +118,20 @@ impl From<PolicyRejection> for DeskError {
 impl DeskError {
     /// Why a component with this report is not taken.
     pub(super) fn of_report(report: PolicyReport) -> Self {
-        match report.is_busy() {
-            true => Self::CompilerBusy,
-            false => Self::Rejected(report),
+        match report {
+            report if report.is_busy() => Self::CompilerBusy(report.first_error().to_owned()),
+            report if report.overran() => Self::CompileLimit(report),
+            report => Self::Rejected(report),
+        }
+    }
+
+    /// Whether the host had no room for what was sent, which says nothing about it.
+    pub(super) fn is_want_of_room(&self) -> bool {
+        match self {
+            Self::CompilerBusy(_) => true,
+            Self::Store(error) => !matches!(error, StoreError::Invalid { .. }),
+            Self::NotShared(error) => !matches!(error, SharedError::ChangedElsewhere),
+            _ => false,
         }
     }
 }

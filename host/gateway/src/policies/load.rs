@@ -163,7 +163,7 @@ impl PolicyDesk {
     pub(super) fn compile_when_free(&self, sha256: &str) -> Result<(), DeskError> {
         loop {
             match self.compile_stored(sha256) {
-                Err(DeskError::CompilerBusy) => {
+                Err(DeskError::CompilerBusy(_)) => {
                     tracing::info!(version = sha256, "a bound policy waits for the compiler");
                 }
                 compiled => return compiled,

@@ -1,13 +1,20 @@
 //! Quotas at the desk: how often a tenant may upload, how much of it is kept, and which old version makes room.
 
 use super::{By, DeskError, PolicyDesk, PolicySlot};
-use portolan_base::TenantName;
+use portolan_base::{Moment, TenantName};
 use portolan_policy::QuestionKind;
 use portolan_ports::{Quotas, Removal, RemovalCause, UploadTurn, VersionRecord};
 use std::collections::HashSet;
 
 /// How many of a slot's last bindings are never pruned: the one in force, and two steps to go back.
 const KEPT_BINDINGS: usize = 3;
+
+/// An upload that counts against its tenant's hour.
+#[derive(Debug)]
+pub struct CountedUpload {
+    tenant: TenantName,
+    at: Moment,
+}
 
 /// A stored version, and whether it may go.
 #[derive(Clone, Debug)]
@@ -18,15 +25,26 @@ pub(super) struct Kept {
 
 impl PolicyDesk {
     /// Counts an upload that a tenant sends with its own key; refused ones count, as they cost the same.
-    pub fn count_upload(&self, tenant: &TenantName) -> Result<(), DeskError> {
+    pub fn count_upload(&self, tenant: &TenantName) -> Result<CountedUpload, DeskError> {
         let most = self.quotas_of_tenant(tenant).uploads_per_hour;
-        let turn = self
-            .parts
-            .store
-            .count_upload(tenant, most, self.parts.clock.now())?;
-        match turn {
-            UploadTurn::Counted => Ok(()),
+        let at = self.parts.clock.now();
+        match self.parts.store.count_upload(tenant, most, at)? {
+            UploadTurn::Counted => Ok(CountedUpload {
+                tenant: tenant.clone(),
+                at,
+            }),
             UploadTurn::Full(frees_in) => Err(DeskError::TooManyUploads { most, frees_in }),
+        }
+    }
+
+    /// Takes back an upload that counted, when it was refused because this host had no room for it.
+    pub fn excuse_upload(&self, counted: &CountedUpload, refused: &DeskError) {
+        let CountedUpload { tenant, at } = counted;
+        if !refused.is_want_of_room() {
+            return;
+        }
+        if let Err(error) = self.parts.store.take_upload_back(tenant, *at) {
+            tracing::warn!(%tenant, %error, "an upload that found no room counts all the same");
         }
     }
 

@@ -232,7 +232,8 @@ impl PolicyDesk {
                 error @ (DeskError::Pinned { .. }
                 | DeskError::NotFound(_)
                 | DeskError::Conflict(_)
-                | DeskError::Rejected(_)),
+                | DeskError::Rejected(_)
+                | DeskError::CompileLimit(_)),
             ) => {
                 tracing::warn!(%slot, version, %spent, %error, "the budget of a policy is spent, and it stays bound");
                 Ok(None)

@@ -1,6 +1,6 @@
 //! Compiles in a process of its own, and kills it when it overruns.
 
-use super::{Compiled, not_compiled, patience, too_slow};
+use super::{Compiled, no_processor, not_compiled, patience, too_slow};
 use crate::artefact::{self, Authentic};
 use crate::check::Remark;
 use crate::compile_worker::{ARGUMENT, Reply, header};
@@ -48,7 +48,8 @@ pub(super) fn compile(
     }
 }
 
-/// Runs a worker to its end.
+/// Runs a worker to its end. One that used up its processor time is ended by the system: where the clock runs out first, it did
+/// not get that much.
 fn ask(program: &Path, component: &[u8], budget: CompileBudget) -> Result<Reply, Remark> {
     let (mut worker, stdin, stdout) = start(program)?;
     let input = [&header(budget)[..], component].concat();
@@ -65,7 +66,7 @@ fn ask(program: &Path, component: &[u8], budget: CompileBudget) -> Result<Reply,
     spawn("policy-compile-reply", move || listen(stdout))?;
     match replied.recv_timeout(patience(budget)) {
         Ok(Some(reply)) => Ok(reply),
-        Err(RecvTimeoutError::Timeout) => Err(too_slow(budget)),
+        Err(RecvTimeoutError::Timeout) => Err(no_processor(budget)),
         Ok(None) | Err(RecvTimeoutError::Disconnected) => {
             // Its end of the pipe is closed: it is dead, or about to be. What killed it tells why.
             let ended = worker.0.wait();

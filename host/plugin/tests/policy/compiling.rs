@@ -141,7 +141,7 @@ fn compile_bombs_end_with_their_process() {
         let begun = Instant::now();
         if let Some(code) = detonate(&loader, name, bomb) {
             assert!(
-                matches!(&*code, "compile-time" | "not-compiled"),
+                matches!(&*code, "compile-time" | "not-compiled" | "compiler-busy"),
                 "{name}: {code}"
             );
         }
@@ -190,4 +190,28 @@ fn a_worker_that_says_nothing_is_the_hosts_fault() {
         let code = detonate(&loader, program, &Guest::echo().component());
         assert_eq!(code.as_deref(), Some("not-compiled"));
     }
+}
+
+/// It stands for one that the machine gives no time: it waits, and is not looked at by the system's limit.
+#[test]
+fn a_worker_without_processor_time_says_nothing_of_its_component() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("worker");
+    // Written by another process: a file that this one has open cannot be run, and other tests fork meanwhile.
+    let write = "printf '#!/bin/sh\\nexec sleep 60\\n' > \"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh")
+        .args(["-c", write])
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(written.success());
+    let loader = loader_compiling(Compilation::Child(program), budget(1, 64));
+    let begun = Instant::now();
+    let code = detonate(&loader, "a worker that sleeps", &Guest::echo().component());
+    assert_eq!(code.as_deref(), Some("compiler-busy"));
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "it was waited for: {:?}",
+        begun.elapsed()
+    );
 }

@@ -351,16 +351,17 @@ fn more_placements_than_sites_cost_the_neighbour_nothing() {
 fn compile_bombs_cost_the_neighbour_nothing() {
     let question = Routing::new(0, &[3, 1, 2]);
     let bomb = huge_function();
-    for (what, limits, code) in [
+    for (what, limits, codes) in [
         (
             "7 MB in one function, a second to compile it",
             budget(1, 1024),
-            "compile-time",
+            // The second is by the processor; on a machine that is busy, three by the clock are over first.
+            &["compile-time", "compiler-busy"][..],
         ),
         (
             "7 MB in one function, 192 MiB to compile it",
             budget(60, 192),
-            "not-compiled",
+            &["not-compiled"][..],
         ),
     ] {
         let loader = loader_with_worker(limits);
@@ -377,9 +378,9 @@ fn compile_bombs_cost_the_neighbour_nothing() {
             }
         };
         let outcomes = least_harm(what, &neighbour, &upload);
-        assert_eq!(
-            outcomes.keys().collect::<Vec<_>>(),
-            [code],
+        let expected = |code: &String| codes.contains(&code.as_str());
+        assert!(
+            !outcomes.is_empty() && outcomes.keys().all(expected),
             "{what}: {outcomes:?}"
         );
         assert!(faults(&loader, "alice").values().all(|count| *count == 0));

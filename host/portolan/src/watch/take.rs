@@ -73,8 +73,10 @@ pub(super) fn take(desk: &PolicyDesk, root: &Path, slot: &PolicySlot, seen: (Sig
     };
     match hand_over(desk, slot, files, (sighting, occasion)) {
         Ok(outcome) => outcome,
-        Err(DeskError::Rejected(report)) => Outcome::Refused(report.findings),
-        Err(error @ DeskError::CompilerBusy) => Outcome::Again(error.to_string()),
+        Err(DeskError::Rejected(report) | DeskError::CompileLimit(report)) => {
+            Outcome::Refused(report.findings)
+        }
+        Err(error @ DeskError::CompilerBusy(_)) => Outcome::Again(error.to_string()),
         Err(DeskError::Store(error @ StoreError::Invalid { .. })) => refused(error.to_string()),
         Err(DeskError::Store(error)) => Outcome::Again(error.to_string()),
         Err(error) => refused(error.to_string()),

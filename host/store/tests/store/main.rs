@@ -471,6 +471,14 @@ fn uploads_are_counted_across_a_restart() {
     drop(store);
     let store = open(folder.path());
     assert_eq!(store.uploads(&acme, Moment(1)).unwrap(), 1);
+    store.take_upload_back(&acme, Moment(0)).unwrap();
+    drop(store);
+    let store = open(folder.path());
+    assert_eq!(
+        store.count_upload(&acme, 1, Moment(1)).unwrap(),
+        UploadTurn::Counted,
+        "what was taken back does not count after a restart either"
+    );
     assert!(matches!(
         store.count_upload(&acme, 1, Moment(1)).unwrap(),
         UploadTurn::Full(_)

@@ -167,6 +167,9 @@ fn take(store: &dyn PolicyStore, step: &Step, at: u64) -> Result<String, String>
             let tenant = TenantName::new(&format!("t{tenant}")).unwrap();
             let at = Moment(at * 20 * 60_000_000);
             let turn = store.count_upload(&tenant, most, at).map_err(shown)?;
+            if most == 3 {
+                store.take_upload_back(&tenant, at).map_err(shown)?;
+            }
             Ok(format!(
                 "{turn:?}, {}",
                 store.uploads(&tenant, at).map_err(shown)?

@@ -99,6 +99,21 @@ async fn a_component_that_the_compiler_had_no_time_for_may_come_again() {
 }
 
 #[tokio::test]
+async fn a_component_that_takes_too_long_to_compile_is_told_that_it_is_the_hosts_limit() {
+    let app = App::new();
+    let over = put(&app, ACME, SLOT, "endless:1").await;
+    assert_eq!(
+        (over.status.as_u16(), code(&over).as_str()),
+        (413, "compile_limit")
+    );
+    let body = over.json();
+    assert_eq!(body["findings"][0]["code"], "compile-time");
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("this host did not compile"), "{message}");
+    assert!(app.store.bindings().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn what_is_refused_leaves_nothing_behind() {
     let app = App::new();
     let bad = put(&app, ACME, SLOT, "garbage").await;

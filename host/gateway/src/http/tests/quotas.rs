@@ -3,7 +3,7 @@
 use super::support::{ACME, App, GLOBEX, OPERATOR, Reply, request};
 use axum::body::Body;
 use axum::http::Method;
-use portolan_ports::{PolicyStore, Quotas};
+use portolan_ports::{PolicyStore, Quotas, StoreCall};
 use serde_json::{Value, json};
 
 const SLOT: &str = "/v1/portolan/tenants/acme/policies/routing";
@@ -49,6 +49,27 @@ async fn a_tenants_uploads_are_counted_refused_ones_too_and_the_operators_are_no
     assert_eq!(put(&app, OPERATOR, "", "ok:2").await.status, 201);
     let used = app.get(ACME, USAGE).await.json();
     assert_eq!(used["uploads_last_hour"], json!({"used": 2, "limit": 2}));
+}
+
+#[tokio::test]
+async fn an_upload_that_the_host_had_no_room_for_does_not_count_and_one_that_it_compiled_in_vain_does() {
+    let app = app(Quotas {
+        uploads_per_hour: 1,
+        ..Quotas::default()
+    });
+    let used = async || app.get(ACME, USAGE).await.json()["uploads_last_hour"]["used"].clone();
+    for _ in 0..2 {
+        assert_eq!(put(&app, ACME, "", "busy:1").await.status, 503);
+        assert_eq!(put(&app, ACME, "activate=false", "busy:1").await.status, 503);
+    }
+    assert_eq!(used().await, 0);
+    app.store.fail(StoreCall::PutVersion);
+    assert_eq!(put(&app, ACME, "", "ok:1").await.status, 500);
+    assert_eq!(used().await, 0);
+    app.store.heal();
+    assert_eq!(put(&app, ACME, "", "endless:1").await.status, 413);
+    assert_eq!(used().await, 1);
+    assert_eq!(put(&app, ACME, "", "ok:1").await.status, 429);
 }
 
 #[tokio::test]
