@@ -83,12 +83,20 @@ impl RequestError {
         }
     }
 
-    /// The host stops.
+    /// The host stops, and cannot end the answer.
     pub fn stopping() -> Self {
+        Self::host_stops("could not end the answer in time; send the request again")
+    }
+
+    /// The host stops, and the rest of the request has not come.
+    pub fn half_sent() -> Self {
+        Self::host_stops("does not wait for the rest of the request; send it again")
+    }
+
+    fn host_stops(why: &str) -> Self {
         // Whoever balances load has seen by then that this host is gone.
         const SOON: Duration = Duration::from_secs(1);
-        let message = "this host is stopping and could not end the answer in time; send the request again";
-        Self::unavailable(message, SOON).with_code("host_stopping")
+        Self::unavailable(format!("this host is stopping and {why}"), SOON).with_code("host_stopping")
     }
 
     /// Adds a stable code.

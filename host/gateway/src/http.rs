@@ -127,12 +127,18 @@ pub fn router(site: Arc<Site>) -> Router {
         .with_state(site)
 }
 
-/// Serves the doors until `shutdown` is ready and the requests then in flight are done.
+/// Serves the doors until `shutdown` is ready and the requests then in flight are done. Those that have not come in full are
+/// refused.
 pub async fn serve(
     site: Arc<Site>,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
+    let closing = site.closing.clone();
+    let shutdown = async move {
+        shutdown.await;
+        closing.cancel();
+    };
     listen::run(listener, router(site), shutdown).await;
     Ok(())
 }

@@ -236,6 +236,8 @@ pub struct Site {
     pub(crate) recovery: OnceLock<Recovery>,
     /// What operators took out of service.
     pub(crate) out_of_service: OutOfService,
+    /// The doors close: what was not asked for in full is not waited for.
+    pub(crate) closing: Cancel,
     /// Ends what is still under way, once the host cannot wait for it.
     pub(crate) cut: Cancel,
     /// What may change while it serves.
@@ -289,6 +291,7 @@ impl Site {
             configuration: OnceLock::new(),
             recovery: OnceLock::new(),
             out_of_service: OutOfService::default(),
+            closing: Cancel::new(),
             cut: Cancel::new(),
             live: ArcSwap::from_pointee(live),
             records: RecordLog::new(limits.records),
@@ -317,6 +320,7 @@ impl Site {
     /// Ends every answer that is still under way: a stream with its error event, a whole answer with 503. Each is settled, and
     /// what comes later is answered the same. For a host that stops and cannot wait any longer.
     pub fn cut_answers(&self) {
+        self.closing.cancel();
         self.cut.cancel();
     }
 

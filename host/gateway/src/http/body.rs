@@ -20,6 +20,9 @@ const DISCARDED_MULTIPLE: usize = 16;
 /// How long the rest of a body that nobody takes is read for, altogether: 2 MiB come at a megabit a second.
 const DISCARDING: Duration = Duration::from_secs(20);
 
+/// How often it is looked whether a body is waited for, while the doors close.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Bytes of an order: a few names and a reason.
 pub(super) const ORDER_MAX_BYTES: usize = 16 << 10;
 
@@ -64,6 +67,8 @@ struct Rest {
     body: Option<BodyDataStream>,
     /// Bytes that came.
     seen: usize,
+    /// Whoever reads it has read all that came.
+    is_awaited: bool,
 }
 
 impl Rest {
@@ -72,6 +77,7 @@ impl Rest {
             return Poll::Ready(None);
         };
         let next = body.poll_next_unpin(context);
+        self.is_awaited = next.is_pending();
         match &next {
             Poll::Ready(Some(Ok(bytes))) => self.seen = self.seen.saturating_add(bytes.len()),
             Poll::Ready(_) => self.body = None,
@@ -86,6 +92,7 @@ pub(super) fn lend(body: Body) -> (Body, Lent) {
     let rest = Arc::new(Mutex::new(Rest {
         body: Some(body.into_data_stream()),
         seen: 0,
+        is_awaited: false,
     }));
     let lent = Lent(Arc::clone(&rest));
     let handed = stream::poll_fn(move |context| rest.lock().poll(context));
@@ -93,6 +100,13 @@ pub(super) fn lend(body: Body) -> (Body, Lent) {
 }
 
 impl Lent {
+    /// Returns once the request is held up by its client: what answers it waits for more of the body.
+    pub(super) async fn held_up(&self) {
+        while !self.0.lock().is_awaited {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// Reads what is left and throws it away, within bounds of bytes and time. A client that is still sending when its
     /// request is refused never sees the answer, over HTTP/2 and HTTP/1 alike.
     pub(super) async fn discard(self, most: usize) {

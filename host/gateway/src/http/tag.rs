@@ -1,6 +1,7 @@
 //! Gives every HTTP request an id, in the log and in the header of its response.
 
-use super::{body, errors};
+use super::body::{self, Lent};
+use super::errors;
 use crate::error::RequestError;
 use crate::site::Site;
 use axum::extract::{Request, State};
@@ -16,6 +17,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-portolan-request-i
 
 /// How long answers that were cut have to say so.
 const CUT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long the rest of a request may take once the doors close: what was sent is across the widest ocean by then.
+const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
 /// The id drawn for a request.
 #[derive(Clone, Debug)]
@@ -34,12 +38,13 @@ pub(super) async fn tag(State(site): State<Arc<Site>>, request: Request, next: N
         biased;
         response = next.run(request) => response,
         () = past_waiting(&site) => RequestError::stopping().into_response(),
+        () = half_sent(&site, &lent) => RequestError::half_sent().into_response(),
     };
     set(&mut response, &id);
     if response.status().is_client_error() && !asks_first {
         tokio::select! {
             () = lent.discard(site.parts.limits.body_bytes) => {}
-            () = site.cut.cancelled() => {}
+            () = site.closing.cancelled() => {}
         }
     }
     if let Some(error) = response.extensions().get::<RequestError>() {
@@ -54,10 +59,17 @@ pub(super) async fn tag(State(site): State<Arc<Site>>, request: Request, next: N
 }
 
 /// When whoever has no answer yet gets none: answers that were cut say so themselves, at once, and settle; what is left then
-/// waits for its client, such as for the rest of a body.
+/// waits for a compiler, or the disk.
 async fn past_waiting(site: &Site) {
     site.cut.cancelled().await;
     tokio::time::sleep(CUT_PAUSE).await;
+}
+
+/// When a host that stops waits no longer for the rest of a request.
+async fn half_sent(site: &Site, body: &Lent) {
+    site.closing.cancelled().await;
+    tokio::time::sleep(ON_ITS_WAY).await;
+    body.held_up().await;
 }
 
 /// Names the request on its response, once.
