@@ -59,12 +59,15 @@ impl SledState {
         let mut disk = Disk::open(folder, Arc::clone(&memory), clock)?;
         let (asked, asks) = channel::<Flush>();
         let work = move || {
+            let mut is_failing = false;
             loop {
                 let ask = asks.recv_timeout(WRITE_EVERY);
                 let written = disk.write();
-                if let Err(error) = &written {
-                    tracing::error!(%error, "policy state could not be written; it is tried again");
+                // Once for all tries: a disk may be full for hours.
+                if let (Err(error), false) = (&written, is_failing) {
+                    tracing::error!(%error, "policy state could not be written; it is tried again every second");
                 }
+                is_failing = written.is_err();
                 match ask {
                     // Who does not wait any more is told nothing.
                     Ok(Flush(answer)) => drop(answer.try_send(written)),

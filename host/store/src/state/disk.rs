@@ -12,6 +12,10 @@
 //! A generation counts from the moment when `current` names it, which is one rename, and is whole by then. `kill -9`
 //! leaves the one before or the one after, and a folder that does not count is removed when the state is opened. Calls
 //! see memory only and wait for none of it.
+//!
+//! A sled in which a write failed is of no more use: it refuses the next ones, or waits for ever that the failed one is done, even
+//! when it is dropped. As memory has everything, such a generation is left for a new one, once there is room, and what sled has of
+//! it in memory stays until the process ends: at most its cache.
 
 use super::memory::{Changes, Memory, Pages};
 use super::record;
@@ -41,6 +45,16 @@ const WASTEFUL_PERMILLE: u64 = 2500;
 /// sled's own records count, do not make it begin for ever.
 const GROWN_PERMILLE: u64 = 1250;
 
+/// Room that is looked for beside what lives before a generation is begun: opening sled's files writes some of them, and what
+/// fails there is worse than what is not begun.
+const ROOM_BYTES: u64 = 2 << 20;
+
+/// And so many times what lives, which is more than a generation takes that was just begun.
+const ROOM_TIMES: u64 = 2;
+
+/// Passes without a try after generations that failed though there was room, at most: a minute. Each costs memory.
+const PAUSE_MAX: u32 = 63;
+
 /// How a generation began.
 #[derive(Clone, Copy, Debug, Default)]
 struct Begun {
@@ -48,11 +62,28 @@ struct Begun {
     living: u64,
 }
 
+/// Passes that are let go by before a generation is begun again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pause {
+    left: u32,
+    all: u32,
+}
+
+impl Pause {
+    fn longer(self) -> Self {
+        let all = (self.all * 2 + 1).min(PAUSE_MAX);
+        Self { left: all, all }
+    }
+}
+
 /// The folder, with the generation that counts.
 pub(super) struct Disk {
     folder: PathBuf,
     generation: u64,
     db: sled::Db,
+    /// A write failed, and sled takes no other.
+    has_failed: bool,
+    pause: Pause,
     /// What the generation took when it was begun.
     begun: Begun,
     memory: Arc<Memory>,
@@ -81,6 +112,8 @@ impl Disk {
             folder: folder.to_owned(),
             generation,
             begun: Begun::default(),
+            has_failed: false,
+            pause: Pause::default(),
             db,
             memory,
             clock,
@@ -102,12 +135,23 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes every change, and begins a generation when the disk holds too much. On disk when this returns.
+    /// Writes every change, and begins a generation when the disk holds too much or a write failed. On disk when this
+    /// returns.
     pub(super) fn write(&mut self) -> Result<(), StoreError> {
         self.sweep_retired();
         let now = self.clock.now();
         self.memory.relieve(now);
-        self.write_pages(&self.db, Pages::Changed)?;
+        if self.has_failed {
+            self.begin_anew()?;
+            self.has_failed = false;
+            tracing::warn!("policy state is written again after a write that failed");
+            return Ok(());
+        }
+        if let Err(error) = self.write_pages(&self.db, Pages::Changed) {
+            self.has_failed = true;
+            never_drop(self.db.clone());
+            return Err(error);
+        }
         if self.is_wasteful()? {
             self.begin_anew()?;
         }
@@ -128,21 +172,27 @@ impl Disk {
 
     /// Writes everything into a new generation and makes it the one that counts.
     fn begin_anew(&mut self) -> Result<(), StoreError> {
-        let generation = self.generation + 1;
+        // One that failed in its last step may be named all the same.
+        let named = current(&self.folder)?.unwrap_or_default();
+        let generation = self.generation.max(named) + 1;
         let path = self.folder.join(generation.to_string());
         remove_folder(&path)?;
-        let db = open_db(&path)?;
-        let begun = self
-            .write_pages(&db, Pages::All)
-            .and_then(|()| files::sync_folder(&path))
-            .and_then(|()| name_current(&self.folder, generation));
-        if let Err(error) = begun {
+        let room = self.memory.bytes().saturating_mul(ROOM_TIMES);
+        let room = usize::try_from(room.saturating_add(ROOM_BYTES)).unwrap_or(usize::MAX);
+        files::try_room(&self.folder, room)?;
+        self.wait_out()?;
+        let db = self.write_anew(&path, generation).inspect_err(|_| {
             // What memory took for written is in the generation that is given up.
             for (_, space) in self.memory.all() {
                 space.was_not_written();
             }
-            return Err(error);
-        }
+            self.give_up(&path, generation);
+        });
+        self.pause = match db {
+            Ok(_) => Pause::default(),
+            Err(_) => self.pause.longer(),
+        };
+        let db = db?;
         self.begun = Begun {
             on_disk: db.size_on_disk().map_err(|e| self.failed(&e))?,
             living: self.memory.bytes(),
@@ -156,6 +206,45 @@ impl Disk {
         // Its folder goes in the next pass, when sled's threads have let go of it.
         drop(std::mem::replace(&mut self.db, db));
         Ok(())
+    }
+
+    /// A generation that holds everything and counts.
+    fn write_anew(&self, path: &Path, generation: u64) -> Result<sled::Db, StoreError> {
+        let db = open_db(path)?;
+        let written = self
+            .write_pages(&db, Pages::All)
+            .and_then(|()| files::sync_folder(path))
+            .and_then(|()| name_current(&self.folder, generation));
+        match written {
+            Ok(()) => Ok(db),
+            Err(error) => {
+                never_drop(db);
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets a pass go by, while there is a pause.
+    fn wait_out(&mut self) -> Result<(), StoreError> {
+        match self.pause.left.checked_sub(1) {
+            None => Ok(()),
+            Some(left) => {
+                self.pause.left = left;
+                let place = self.folder.display();
+                Err(StoreError::Io(format!(
+                    "{place}: it could not be written anew; it is tried again in {} s",
+                    left + 1
+                )))
+            }
+        }
+    }
+
+    /// Gives back what a generation took that could not be begun: the disk is full, or nearly.
+    fn give_up(&self, path: &Path, generation: u64) {
+        if current(&self.folder).is_ok_and(|named| named != Some(generation)) {
+            // What is left of it goes in the next try, or at the next start.
+            let _ = remove_folder(path);
+        }
     }
 
     fn sweep_retired(&self) {
@@ -200,6 +289,11 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.sweep_retired();
     }
+}
+
+/// Keeps what dropping would wait for, which may be for ever.
+fn never_drop(db: sled::Db) {
+    std::mem::forget(db);
 }
 
 fn write_space(db: &sled::Db, name: &StateSpace, changes: Changes) -> sled::Result<()> {
@@ -253,6 +347,11 @@ fn sweep(folder: &Path, current: Option<u64>) -> Result<(), StoreError> {
 }
 
 fn remove_folder(path: &Path) -> Result<(), StoreError> {
+    // A file that is still open is gone without giving its place back.
+    if let Ok(records) = File::options().write(true).open(path.join("db")) {
+        // What cannot be given back is not worth more than the folder.
+        let _ = records.set_len(0);
+    }
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(files::io(path, &error)),
         _ => Ok(()),

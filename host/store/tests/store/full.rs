@@ -2,13 +2,16 @@
 
 use crate::harness::{Dice, assert_audit_is_whole, binding, tenant, version};
 use crate::{QUESTION, operator};
-use portolan_base::Moment;
-use portolan_ports::{Admission, PolicyStore, Principal, Scope, StoreError};
-use portolan_store::SledStore;
+use portolan_base::{Clock, Moment};
+use portolan_ports::{
+    Admission, Entry, PolicyState, PolicyStore, Principal, QuotaBook, Scope, StateSpace, StoreError,
+};
+use portolan_store::{SledState, SledStore};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A file system in memory of so many MiB; taken away with it.
@@ -123,4 +126,77 @@ fn a_store_takes_changes_again_once_there_is_room_and_has_lost_nothing() {
     assert_eq!(store.audit(9).unwrap(), audit);
     assert!(store.authenticate("sk-2").unwrap().is_some() && store.authenticate("sk-1").unwrap().is_none());
     drop(store);
+}
+
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Moment {
+        Moment(0)
+    }
+}
+
+fn state_in(folder: &Path) -> SledState {
+    SledState::open(folder, QuotaBook::default(), Arc::new(Still)).unwrap()
+}
+
+#[test]
+fn policy_state_is_written_again_once_there_is_room_and_has_lost_nothing() {
+    let Some(disk) = Disk::of_mib(24) else { return };
+    let folder = disk.path().join("state");
+    let state = state_in(&folder);
+    let space = StateSpace {
+        scope: Scope::Platform,
+        policy: "p".into(),
+    };
+    let keys: Vec<String> = (0..4_000).map(|n| format!("session-{n:032}")).collect();
+    let add_to_all = || {
+        for key in &keys {
+            state.add(&space, key, 1, Moment(0));
+        }
+    };
+    add_to_all();
+    state.flush().unwrap();
+    let mut sum = 1;
+    for round in 1..=3 {
+        disk.fill();
+        let error = (0..10_000).find_map(|_| {
+            add_to_all();
+            sum += 1;
+            state.flush().err()
+        });
+        let error = error.expect("the disk is full");
+        assert!(matches!(error, StoreError::Io(_)), "{error}");
+        assert!(state.flush().is_err(), "it is full still");
+        assert_eq!(state.get(&space, &keys[0], Moment(0)), Some(sum), "calls go on");
+
+        disk.empty();
+        assert!(state.set(
+            &space,
+            Entry {
+                key: "round",
+                value: round,
+                ttl: None
+            },
+            Moment(0)
+        ));
+        state
+            .flush()
+            .unwrap_or_else(|error| panic!("round {round}: {error}"));
+        state.flush().unwrap();
+    }
+    drop(state);
+    let folders = || {
+        fs::read_dir(&folder)
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+    };
+    assert_eq!(folders().count(), 1, "what was given up is gone");
+    let state = state_in(&folder);
+    assert_eq!(state.get(&space, "round", Moment(0)), Some(3));
+    assert!(
+        keys.iter()
+            .all(|key| state.get(&space, key, Moment(0)) == Some(sum))
+    );
 }
