@@ -5,7 +5,7 @@
 //! | `/v1/completions`, `/v1/chat/completions` | tenants | `inference.rs`, shapes in `wire.rs`, `whole.rs`, `sse.rs` |
 //! | `/v1/models` | tenants | `models.rs` |
 //! | `/v1/portolan/prewarm` | tenants | `prewarm.rs` |
-//! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `inspect.rs` |
+//! | `/v1/portolan/requests` | a tenant sees its own, the operator all | `requests.rs`, one of them `inspect.rs` |
 //! | `/v1/portolan/tenants/{tenant}/policies` | the tenant and the operator | `admin.rs`, `rollout.rs` |
 //! | `/v1/portolan/proposals` | the operators | `proposals.rs` |
 //! | `/v1/portolan/tenants/{tenant}/usage` | the tenant and the operator | `usage.rs` |
@@ -39,6 +39,7 @@ mod passed;
 mod prewarm;
 mod proposals;
 mod recovery;
+mod requests;
 mod rollout;
 mod service;
 mod sse;
@@ -79,7 +80,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/models/{id}", get(models::one))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .route("/v1/portolan/requests", get(inspect::requests))
+        .route("/v1/portolan/requests", get(requests::list))
         .route("/v1/portolan/requests/{id}", get(inspect::request))
         .route("/v1/portolan/requests/{id}/residency", get(inspect::residency))
         .route("/v1/portolan/fleet", get(inspect::fleet))

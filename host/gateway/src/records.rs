@@ -4,12 +4,18 @@ use crate::live::Switch;
 use parking_lot::Mutex;
 use portolan_base::{RequestId, TenantName};
 use portolan_decide::PathRecord;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The status of a request that was let in and has not ended.
 pub const RUNNING: &str = "running";
+
+/// Every status that a record may have.
+pub const STATUSES: [&str; 5] = [RUNNING, "ok", "refused", "cancelled", "failed"];
+
+/// Records looked at while requests that begin or end wait: some 0.1 ms.
+const LOOKED_AT_ONCE: usize = 1024;
 
 /// Keeps the newest records. When the bound is reached, the oldest goes of the tenant that has the most: one tenant's burst
 /// takes its own records, not another's.
@@ -20,44 +26,73 @@ pub struct RecordLog {
     inner: Mutex<Inner>,
 }
 
+/// Which records are wanted: those that are all of this.
+#[derive(Clone, Debug, Default)]
+pub struct RecordFilter {
+    /// Of this tenant.
+    pub tenant: Option<TenantName>,
+    /// One of [`STATUSES`].
+    pub status: Option<String>,
+    /// Served by this site: it computed the prompt, or generated the answer.
+    pub site: Option<String>,
+}
+
+/// A part of a list.
+#[derive(Debug, Default)]
+pub struct RecordPage {
+    /// Newest first.
+    pub records: Vec<Arc<PathRecord>>,
+    /// Where the next page begins; none after the oldest record.
+    pub next: Option<u64>,
+}
+
 /// Ids are the clients' own: two tenants may choose the same, and neither learns of the other.
 #[derive(Debug, Default)]
 struct Inner {
     tenants: HashMap<TenantName, OfTenant>,
-    /// Records at the moment, and how many there were ever.
-    kept: usize,
+    /// Every record, by when it came.
+    all: BTreeMap<u64, Arc<PathRecord>>,
+    /// How many there were ever.
     ever: u64,
 }
 
+/// A tenant counts its own records: from a number of its list it learns nothing of how many others have.
 #[derive(Debug, Default)]
 struct OfTenant {
-    by_id: HashMap<RequestId, (u64, Arc<PathRecord>)>,
-    /// By when they came, oldest first.
-    order: VecDeque<RequestId>,
+    by_id: HashMap<RequestId, Numbers>,
+    /// By when they came among the tenant's own: their numbers among all.
+    order: BTreeMap<u64, u64>,
+    ever: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    own: u64,
+    among_all: u64,
 }
 
 impl Inner {
     fn put(&mut self, record: PathRecord) {
-        let id = record.request_id.clone();
         let of_tenant = self.tenants.entry(record.tenant.clone()).or_default();
-        let record = Arc::new(record);
-        match of_tenant.by_id.get_mut(&id) {
+        if let Some(known) = of_tenant.by_id.get(&record.request_id) {
             // It goes on.
-            Some((_, known)) if record.status != RUNNING => {
-                *known = record;
+            if record.status != RUNNING {
+                self.all.insert(known.among_all, Arc::new(record));
                 return;
             }
             // The id is used again: the newest request is the one that came last.
-            Some(_) => {
-                of_tenant.order.retain(|other| *other != id);
-                self.kept -= 1;
-            }
-            None => {}
+            of_tenant.order.remove(&known.own);
+            self.all.remove(&known.among_all);
         }
-        of_tenant.by_id.insert(id.clone(), (self.ever, record));
-        of_tenant.order.push_back(id);
+        let numbers = Numbers {
+            own: of_tenant.ever,
+            among_all: self.ever,
+        };
+        of_tenant.by_id.insert(record.request_id.clone(), numbers);
+        of_tenant.order.insert(numbers.own, numbers.among_all);
+        self.all.insert(numbers.among_all, Arc::new(record));
+        of_tenant.ever += 1;
         self.ever += 1;
-        self.kept += 1;
     }
 
     fn drop_one(&mut self) {
@@ -66,14 +101,42 @@ impl Inner {
             return;
         };
         if let Some(of_tenant) = self.tenants.get_mut(&tenant) {
-            if let Some(oldest) = of_tenant.order.pop_front() {
-                of_tenant.by_id.remove(&oldest);
-                self.kept -= 1;
+            let oldest = of_tenant.order.pop_first();
+            if let Some(record) = oldest.and_then(|(_, number)| self.all.remove(&number)) {
+                of_tenant.by_id.remove(&record.request_id);
             }
             if of_tenant.order.is_empty() {
                 self.tenants.remove(&tenant);
             }
         }
+    }
+
+    /// Records below a number, newest first, with their numbers: a tenant's own, or all.
+    fn below(&self, before: u64, tenant: Option<&TenantName>) -> Vec<(u64, Arc<PathRecord>)> {
+        let Some(tenant) = tenant else {
+            let found = self.all.range(..before).rev().take(LOOKED_AT_ONCE);
+            return found
+                .map(|(number, record)| (*number, Arc::clone(record)))
+                .collect();
+        };
+        let Some(of_tenant) = self.tenants.get(tenant) else {
+            return Vec::new();
+        };
+        let found = of_tenant.order.range(..before).rev().take(LOOKED_AT_ONCE);
+        let found = found.filter_map(|(own, among_all)| Some((*own, self.all.get(among_all)?)));
+        found.map(|(own, record)| (own, Arc::clone(record))).collect()
+    }
+}
+
+impl RecordFilter {
+    /// Whether a record of the tenant is wanted.
+    fn wants(&self, record: &PathRecord) -> bool {
+        let served_by = |site: &String| {
+            let route = record.route.as_ref();
+            route.is_some_and(|route| route.prefill_site == *site || route.decode_site == *site)
+        };
+        self.status.as_ref().is_none_or(|status| record.status == *status)
+            && self.site.as_ref().is_none_or(served_by)
     }
 }
 
@@ -102,7 +165,7 @@ impl RecordLog {
         }
         let mut inner = self.inner.lock();
         inner.put(record);
-        while inner.kept > self.most {
+        while inner.all.len() > self.most {
             inner.drop_one();
         }
     }
@@ -110,39 +173,46 @@ impl RecordLog {
     /// The record of a tenant's request.
     pub fn get(&self, tenant: &TenantName, id: &RequestId) -> Option<Arc<PathRecord>> {
         let inner = self.inner.lock();
-        let (_, record) = inner.tenants.get(tenant)?.by_id.get(id)?;
-        Some(Arc::clone(record))
+        let numbers = inner.tenants.get(tenant)?.by_id.get(id)?;
+        inner.all.get(&numbers.among_all).cloned()
     }
 
     /// The newest record of this id, whichever tenant's it is: for the operator.
     pub fn find(&self, id: &RequestId) -> Option<Arc<PathRecord>> {
         let inner = self.inner.lock();
         let found = inner.tenants.values().filter_map(|of| of.by_id.get(id));
-        let (_, record) = found.max_by_key(|(number, _)| *number)?;
-        Some(Arc::clone(record))
+        let newest = found.map(|numbers| numbers.among_all).max()?;
+        inner.all.get(&newest).cloned()
     }
 
-    /// The newest records of a tenant, newest first.
-    pub fn newest_of(&self, tenant: &TenantName, limit: usize) -> Vec<Arc<PathRecord>> {
-        let inner = self.inner.lock();
-        let Some(of) = inner.tenants.get(tenant) else {
-            return Vec::new();
-        };
-        let latest = of.order.iter().rev().take(limit);
-        let latest = latest.filter_map(|id| of.by_id.get(id));
-        latest.map(|(_, record)| Arc::clone(record)).collect()
-    }
-
-    /// The newest records of all tenants, newest first. Looks at `limit` of each: for the operator.
+    /// The newest records of all tenants, newest first: for the operator.
     pub fn newest(&self, limit: usize) -> Vec<Arc<PathRecord>> {
-        let inner = self.inner.lock();
-        let of_each = inner.tenants.values().flat_map(|of| {
-            let latest = of.order.iter().rev().take(limit);
-            latest.filter_map(|id| of.by_id.get(id))
-        });
-        let mut newest: Vec<_> = of_each.collect();
-        newest.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
-        newest.truncate(limit);
-        newest.into_iter().map(|(_, record)| Arc::clone(record)).collect()
+        self.page(&RecordFilter::default(), None, limit).records
+    }
+
+    /// The newest records that are wanted, newest first, at most `limit`; with `before`, which a page before gave as `next`, those
+    /// that follow it. Looks at each record that is kept once at most, and holds nobody up meanwhile.
+    pub fn page(&self, filter: &RecordFilter, before: Option<u64>, limit: usize) -> RecordPage {
+        let mut page = RecordPage::default();
+        let (mut before, mut last) = (before.unwrap_or(u64::MAX), None);
+        loop {
+            let looked_at = self.inner.lock().below(before, filter.tenant.as_ref());
+            let is_end = looked_at.len() < LOOKED_AT_ONCE;
+            for (number, record) in looked_at {
+                before = number;
+                if !filter.wants(&record) {
+                    continue;
+                }
+                if page.records.len() >= limit {
+                    page.next = last;
+                    return page;
+                }
+                page.records.push(record);
+                last = Some(number);
+            }
+            if is_end {
+                return page;
+            }
+        }
     }
 }

@@ -8,7 +8,6 @@ use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
 use portolan_base::{Moment, RequestId};
 use portolan_decide::record::SiteVerdict;
 use portolan_decide::{FleetView, InstanceView, LinkView, PathRecord, SiteIndex, SiteView};
@@ -24,16 +23,9 @@ const LIST_DEFAULT: usize = 20;
 /// Most entries of a list: a path record has some 10 kB, so that the longest list stays near 10 MB.
 const LIST_MAX: usize = 1000;
 
-/// How many entries are wanted.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct ListQuery {
-    limit: Option<usize>,
-}
-
-impl ListQuery {
-    fn limit(&self) -> usize {
-        self.limit.unwrap_or(LIST_DEFAULT).min(LIST_MAX)
-    }
+/// How many entries are given when so many are asked for.
+pub(super) fn list_length(asked: Option<usize>) -> usize {
+    asked.unwrap_or(LIST_DEFAULT).min(LIST_MAX)
 }
 
 pub(super) async fn request(
@@ -94,28 +86,9 @@ fn record_of(
     })
 }
 
-pub(super) async fn requests(
-    State(site): State<Arc<Site>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
-    headers: HeaderMap,
-) -> Result<Response, RequestError> {
-    let principal = auth::principal(&site, &headers)?;
-    let limit = errors::query(query)?.limit();
-    // A record with all its candidates takes some tens of kilobytes: written off the serving threads.
-    let written = move || {
-        let newest = match &principal {
-            Principal::Operator => site.records.newest(limit),
-            Principal::Tenant(tenant) => site.records.newest_of(tenant, limit),
-        };
-        Json(List::of(newest)).into_response()
-    };
-    tokio::task::spawn_blocking(written).await.map_err(|error| {
-        RequestError::new(ErrorKind::Internal, "the records could not be written").with_detail(error)
-    })
-}
-
 /// Which lines of the audit log are wanted.
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct AuditQuery {
     limit: Option<usize>,
     /// Whose: a tenant, or `_platform`.
@@ -139,7 +112,7 @@ pub(super) async fn audit(
 ) -> Result<Json<List<AuditRecord>>, RequestError> {
     auth::operator(&site, &headers)?;
     let query = errors::query(query)?;
-    let limit = ListQuery { limit: query.limit }.limit();
+    let limit = list_length(query.limit);
     let (store, now) = (Arc::clone(&site.parts.store), site.parts.clock.now());
     // What is left out is read as well.
     let read = if query.tenant.is_none() { limit } else { usize::MAX };

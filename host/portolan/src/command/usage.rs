@@ -29,12 +29,24 @@ pub struct AuditArgs {
     server: ServerArgs,
 }
 
-/// Options of lists.
+/// Options of `request list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// At most so many lines.
+    /// At most so many lines; a host gives no more than 1000 at once.
     #[arg(long, default_value_t = 20)]
     limit: usize,
+    /// Only requests of this tenant.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only requests that are so: running, ok, refused, cancelled or failed.
+    #[arg(long)]
+    status: Option<String>,
+    /// Only requests whose prompt was computed, or whose answer was generated, at this site.
+    #[arg(long)]
+    site: Option<String>,
+    /// Only what follows a list before: the number in its last line.
+    #[arg(long, value_name = "N")]
+    before: Option<u64>,
     /// The running host.
     #[command(flatten)]
     server: ServerArgs,
@@ -68,7 +80,20 @@ pub(super) fn fleet(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
 }
 
 pub(super) fn requests(args: &ListArgs, as_json: bool) -> Result<(), Failure> {
-    let listed = client(&args.server).get(&format!("/v1/portolan/requests?limit={}", args.limit));
+    let mut path = format!("/v1/portolan/requests?limit={}", args.limit);
+    for (key, value) in [
+        ("tenant", &args.tenant),
+        ("status", &args.status),
+        ("site", &args.site),
+    ] {
+        if let Some(value) = value {
+            path.push_str(&format!("&{key}={}", segment(value)));
+        }
+    }
+    if let Some(before) = args.before {
+        path.push_str(&format!("&before={before}"));
+    }
+    let listed = client(&args.server).get(&path);
     finish(listed.map_err(|e| refused(&e)), as_json, &said_of_requests)
 }
 
@@ -216,6 +241,8 @@ fn said_of_fleet(body: &Value) -> Vec<String> {
 
 fn said_of_requests(body: &Value) -> Vec<String> {
     let requests = body["data"].as_array().into_iter().flatten();
+    let next = body["next"].as_u64();
+    let next = next.map(|next| format!("there are older ones: --before {next}"));
     requests
         .map(|request| {
             let ttft = request["ttft_ms"].as_f64();
@@ -230,6 +257,7 @@ fn said_of_requests(body: &Value) -> Vec<String> {
                 ttft.map_or("–".to_owned(), |ms| format!("{ms:.0} ms"))
             )
         })
+        .chain(next)
         .collect()
 }
 
@@ -295,6 +323,15 @@ mod tests {
         assert!(said[0].ends_with("acme  by operator: why"), "{said:?}");
         assert_eq!(said[1], "        nothing → 0123456789ab  {\"a\": 1}");
         assert!(said[2].ends_with("acme  by operator"), "{said:?}");
+    }
+
+    #[test]
+    fn a_list_of_requests_says_how_to_go_on() {
+        let request = json!({"request_id": "r", "status": "ok", "prompt_tokens": 1, "completion_tokens": 2});
+        let last = said_of_requests(&json!({"data": [request]}));
+        assert_eq!(last.len(), 1, "{last:?}");
+        let more = said_of_requests(&json!({"data": [request], "next": 7}));
+        assert_eq!(more[1], "there are older ones: --before 7");
     }
 
     #[test]

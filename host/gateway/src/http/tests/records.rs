@@ -1,10 +1,12 @@
 //! Path records over HTTP: a tenant's own, and nobody else's.
 
+use super::cancel::until_status;
 use super::support::{ACME, App, GLOBEX, OPERATOR};
 use crate::site::Limits;
-use portolan_base::TenantName;
-use portolan_ports::FakeText;
-use serde_json::json;
+use portolan_base::RequestId;
+use portolan_decide::PathRecord;
+use portolan_ports::{EngineFault, FakeText};
+use serde_json::{Value, json};
 
 async fn serve(app: &App, key: &str, id: &str) -> u16 {
     let body = json!({"model": "fake", "prompt": "hello", "request_id": id, "trace_id": "t-9"});
@@ -111,13 +113,6 @@ async fn the_newest_come_first_and_no_more_than_asked_for() {
         .map(|r| r["request_id"].as_str().unwrap())
         .collect();
     assert_eq!(ids, ["c", "b"]);
-    // A tenant's list looks at its own records alone.
-    let acme = TenantName::new("acme").unwrap();
-    let own = app.site.records.newest_of(&acme, 2);
-    let own: Vec<_> = own.iter().map(|record| record.request_id.as_str()).collect();
-    assert_eq!(own, ids);
-    let nobody = TenantName::new("nobody").unwrap();
-    assert!(app.site.records.newest_of(&nobody, 2).is_empty());
 }
 
 #[tokio::test]
@@ -196,4 +191,153 @@ async fn ids_that_are_used_again_and_again_take_one_place_each() {
         .map(|r| r.request_id.to_string())
         .collect();
     assert_eq!(kept, ["d", "a", "c"], "the oldest went");
+}
+
+/// The ids of a list, and where the next one begins.
+async fn listed(app: &App, key: &str, query: &str) -> (Vec<String>, Value) {
+    let path = format!("/v1/portolan/requests?{query}");
+    let list = app.get(key, &path).await.json();
+    let records = list["data"].as_array().unwrap_or_else(|| panic!("{list}")).iter();
+    let ids = records.map(|record| record["request_id"].as_str().unwrap().to_owned());
+    (ids.collect(), list["next"].clone())
+}
+
+#[tokio::test]
+async fn pages_follow_one_another_to_the_oldest_whatever_comes_meanwhile() {
+    for (key, query, wanted) in [
+        (ACME, "", vec!["a4", "a3", "a2", "a1", "a0"]),
+        (OPERATOR, "&tenant=globex", vec!["g4", "g3", "g2", "g1", "g0"]),
+        (
+            OPERATOR,
+            "",
+            vec!["g4", "a4", "g3", "a3", "g2", "a2", "g1", "a1", "g0", "a0"],
+        ),
+    ] {
+        let app = App::new();
+        for n in 0..5 {
+            serve(&app, ACME, &format!("a{n}")).await;
+            serve(&app, GLOBEX, &format!("g{n}")).await;
+        }
+        let (mut seen, mut before) = (Vec::new(), String::new());
+        loop {
+            let (ids, next) = listed(&app, key, &format!("limit=2{query}{before}")).await;
+            assert!(ids.len() == 2 || next.is_null(), "{ids:?}");
+            seen.extend(ids);
+            if next.is_null() {
+                break;
+            }
+            before = format!("&before={next}");
+            assert_eq!(serve(&app, ACME, "later").await, 200);
+        }
+        assert_eq!(seen, wanted, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_tenants_numbers_tell_nothing_of_others() {
+    let app = App::new();
+    for n in 0..3 {
+        serve(&app, ACME, &format!("a{n}")).await;
+    }
+    let before = listed(&app, ACME, "limit=1").await;
+    for n in 0..3 {
+        serve(&app, GLOBEX, &format!("g{n}")).await;
+    }
+    assert_eq!(listed(&app, ACME, "limit=1").await, before);
+    serve(&app, ACME, "a3").await;
+    let (_, next) = listed(&app, ACME, "limit=1").await;
+    assert_eq!(
+        next.as_u64().unwrap(),
+        before.1.as_u64().unwrap() + 1,
+        "its own requests are counted, no others"
+    );
+    assert_eq!(
+        app.get(ACME, "/v1/portolan/requests?tenant=globex").await.status,
+        403
+    );
+    assert_eq!(
+        app.get(ACME, "/v1/portolan/requests?tenant=nobody").await.status,
+        403
+    );
+    assert_eq!(listed(&app, ACME, "tenant=acme").await.0.len(), 4);
+}
+
+#[tokio::test]
+async fn records_are_chosen_by_tenant_status_and_site() {
+    let app = App::new();
+    serve(&app, ACME, "good").await;
+    serve(&app, GLOBEX, "other").await;
+    app.engine.set_fault(Some(EngineFault::HangDecode(2)));
+    let asking = json!({"model": "fake", "prompt": "hello", "request_id": "cut"});
+    tokio::join!(
+        async { assert_eq!(app.complete(asking).await.status, 503) },
+        async {
+            until_status(&app, "running").await;
+            assert_eq!(listed(&app, OPERATOR, "status=running").await.0, ["cut"]);
+            app.site.cut_answers();
+        }
+    );
+    for (query, wanted) in [
+        ("status=ok", vec!["other", "good"]),
+        ("status=failed", vec!["cut"]),
+        ("status=ok&tenant=acme", vec!["good"]),
+        ("status=cancelled", vec![]),
+        ("site=paris&status=ok", vec!["other", "good"]),
+        ("site=oslo", vec![]),
+        ("tenant=nobody", vec![]),
+        ("limit=0", vec![]),
+    ] {
+        assert_eq!(
+            listed(&app, OPERATOR, query).await,
+            (named(wanted), Value::Null),
+            "{query}"
+        );
+    }
+    for (query, param) in [
+        ("status=bad", json!("status")),
+        ("tenant=No%20Name", json!("tenant")),
+    ] {
+        let bad = app.get(OPERATOR, &format!("/v1/portolan/requests?{query}")).await;
+        assert_eq!(
+            (bad.status.as_u16(), &bad.json()["error"]["param"]),
+            (400, &param),
+            "{query}"
+        );
+    }
+    for path in [
+        "requests?tenants=acme",
+        "requests?before=-1",
+        "audit?tenants=acme",
+    ] {
+        let lost = app.get(OPERATOR, &format!("/v1/portolan/{path}")).await;
+        assert_eq!(lost.status, 400, "{path}: what is not understood is not left out");
+    }
+}
+
+fn named(ids: Vec<&str>) -> Vec<String> {
+    ids.into_iter().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn what_is_looked_for_is_found_behind_thousands_that_are_not() {
+    let limits = Limits {
+        records: 3000,
+        ..Limits::default()
+    };
+    let app = App::with(FakeText::new(), limits);
+    serve(&app, ACME, "first").await;
+    serve(&app, ACME, "second").await;
+    let template = app.site.records.newest(1).remove(0);
+    for n in 0..2500 {
+        let record = PathRecord {
+            request_id: RequestId::from_client(&format!("n{n}")).unwrap(),
+            status: "running".to_owned(),
+            ..PathRecord::clone(&template)
+        };
+        app.site.records.put(record);
+    }
+    let (ids, next) = listed(&app, OPERATOR, "status=ok&limit=1").await;
+    assert_eq!(ids, ["second"]);
+    let rest = listed(&app, OPERATOR, &format!("status=ok&limit=1&before={next}")).await;
+    assert_eq!(rest, (vec!["first".to_owned()], Value::Null));
 }
