@@ -2,6 +2,7 @@
 //! the best holder first, the next best when that one fails.
 
 use crate::copy::{Copied, Copying, Holder, Uncopied, blames_link};
+use crate::lookup;
 use crate::permission::Permission;
 use portolan_base::{InstanceName, Moment, SiteName, Tokens};
 use portolan_decide::record::{Fallback, FetchRecord};
@@ -84,10 +85,8 @@ impl Bringing<'_> {
         };
         // Only a fetch that may pay is worth naming all blocks of the prompt for.
         FetchPlan::best(&input, |_| true)?;
-        let has =
-            self.copying
-                .engine
-                .kept(&self.copying.key, &order.tokens, &self.copying.about.dependencies);
+        let (engine, on) = (self.copying.engine.as_ref(), &self.copying.about.dependencies);
+        let has = lookup::kept(engine, &self.copying.key, &order.tokens, on);
         let input = FetchInput {
             has: Tokens(has.tokens),
             ..input

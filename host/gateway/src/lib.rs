@@ -11,6 +11,7 @@ mod evacuate;
 pub mod http;
 pub mod in_flight;
 pub mod live;
+mod lookup;
 pub mod metrics;
 mod out_of_service;
 pub mod outputs;

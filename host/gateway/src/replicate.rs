@@ -3,6 +3,7 @@
 
 use crate::bring::short;
 use crate::copy::{Copied, Copying, Holder, Uncopied, blames_link};
+use crate::lookup;
 use crate::permission::Permission;
 use crate::site::Site;
 use parking_lot::Mutex;
@@ -169,9 +170,8 @@ impl Replica {
                 result,
             });
         }
-        let has = self
-            .engine
-            .kept(&self.key, &self.order.tokens, &self.about.dependencies);
+        let (engine, on) = (self.engine.as_ref(), &self.about.dependencies);
+        let has = lookup::kept(engine, &self.key, &self.order.tokens, on);
         if has.tokens >= wanted.0 {
             return None;
         }

@@ -9,6 +9,7 @@ mod deferred;
 mod fetch;
 mod invalidate;
 mod kv;
+mod lookup;
 mod narrowing;
 mod patience;
 mod peers;

@@ -3,6 +3,7 @@
 
 use super::{current_provenance, fetch, own_index, stream_prefill_of};
 use crate::ahead::pool_blocks;
+use crate::lookup;
 use crate::site::Site;
 use portolan_base::kv::KvManifest;
 use portolan_base::{BlockHash, SiteName, TenantKey};
@@ -32,7 +33,8 @@ pub(super) async fn take(
         ));
     }
     let fetches = fetch::fetch_first(site, peer, engine, (key, &order), sink.as_mut()).await?;
-    let lacking = order.tokens.len() as u32 - engine.kept(&key, &order.tokens, &order.dependencies).tokens;
+    let kept = lookup::kept(engine.as_ref(), &key, &order.tokens, &order.dependencies);
+    let lacking = order.tokens.len() as u32 - kept.tokens;
     if lacking > 0 && !is_idle(engine.as_ref()) {
         return Err(format!(
             "instance {} lacks {lacking} tokens of it and computes what someone waits for",

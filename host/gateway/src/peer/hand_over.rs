@@ -4,6 +4,7 @@
 use super::CANCEL_POLL;
 use crate::bring::short;
 use crate::copy::{Copied, Copying, Holder, Uncopied};
+use crate::lookup;
 use crate::site::Site;
 use portolan_base::kv::KvManifest;
 use portolan_base::{BlockHash, Provenance, SiteName, TenantKey, Tokens};
@@ -38,7 +39,7 @@ pub(super) async fn take(
         .turn()
         .ok_or_else(|| format!("{name} is taking over as many prefixes as it may"))?;
     let wanted = Tokens(u32::try_from(order.tokens.len()).unwrap_or(u32::MAX));
-    let has = engine.kept(&key, &order.tokens, &order.dependencies);
+    let has = lookup::kept(engine.as_ref(), &key, &order.tokens, &order.dependencies);
     let mut report = PrefillReport {
         cached: has.tokens,
         ..PrefillReport::default()

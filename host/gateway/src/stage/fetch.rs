@@ -4,6 +4,7 @@
 use super::journey::{Journey, Leg, Prefiller};
 use crate::bring::{Attempt, Bringing, fallbacks, fetch_record};
 use crate::copy::Copying;
+use crate::lookup;
 use crate::permission::Permission;
 use portolan_base::{SiteName, Tokens};
 use portolan_decide::ask::Asker;
@@ -43,9 +44,8 @@ impl Journey {
             }
         }
         if self.may_reuse() {
-            brought.held = leg
-                .decoder
-                .held(&self.key, &self.prefill_tokens(), &self.about.dependencies);
+            let (decoder, on) = (leg.decoder.as_ref(), &self.about.dependencies);
+            brought.held = lookup::held(decoder, &self.key, &self.prefill_tokens(), on);
         }
         self.note_stage("fetch", begun);
         brought
