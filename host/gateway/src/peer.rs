@@ -3,6 +3,7 @@
 mod ahead;
 mod fetch;
 mod hand_over;
+mod taking;
 
 use crate::site::Site;
 use crate::stage::{ask_policies, jurisdiction, without_holding_up_others};

@@ -1,13 +1,14 @@
 //! Takes a prefix that another site thinks will be asked for here: what is cheaper to fetch is fetched, and the rest is
 //! computed if nobody waits for the instance. Nothing goes back but the report.
 
+use super::taking::{may_stay, nothing_follows};
 use super::{current_provenance, fetch, own_index, stream_prefill_of};
 use crate::ahead::pool_blocks;
 use crate::lookup;
 use crate::site::Site;
 use portolan_base::kv::KvManifest;
 use portolan_base::{BlockHash, SiteName, TenantKey};
-use portolan_ports::{Engine, InstanceOutcome, KvOrder, KvPiece, PieceSink, PrefillReport, Retention};
+use portolan_ports::{Engine, InstanceOutcome, KvOrder, KvPiece, PieceSink, PrefillReport};
 use std::sync::Arc;
 
 /// An instance that spends more of its time than this on prompts does not compute one ahead, in thousandths.
@@ -27,11 +28,7 @@ pub(super) async fn take(
     let _turn = ahead
         .turn()
         .ok_or_else(|| format!("{name} is taking as many prefixes ahead as it may"))?;
-    if order.retention == Retention::Drop {
-        return Err(format!(
-            "the residency answer does not let this data stay at {name}"
-        ));
-    }
+    may_stay(site, &order)?;
     let fetches = fetch::fetch_first(site, peer, engine, (key, &order), sink.as_mut()).await?;
     let kept = lookup::kept(engine.as_ref(), &key, &order.tokens, &order.dependencies);
     let lacking = order.tokens.len() as u32 - kept.tokens;
@@ -53,11 +50,7 @@ pub(super) async fn take(
         }
         computed.map_err(|error| error.to_string())?
     } else {
-        sink.manifest(KvManifest {
-            layout: engine.describe().layout.as_ref().clone(),
-            tokens: held,
-            held,
-        });
+        nothing_follows(engine.as_ref(), &order, sink.as_mut());
         PrefillReport {
             cached: held,
             ..PrefillReport::default()

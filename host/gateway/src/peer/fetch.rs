@@ -1,7 +1,8 @@
 //! What an instance lacks of a prompt that it is to compute for another site is fetched first, under the rules of a
 //! request's own fetch: where that is cheaper, from the sites that the order allows, if this site's policies allow it too.
 
-use super::{CANCEL_POLL, current_provenance, index_of, subject_of};
+use super::taking::while_wanted;
+use super::{current_provenance, index_of, subject_of};
 use crate::bring::{Attempt, Bringing};
 use crate::copy::Copying;
 use crate::permission::Permission;
@@ -70,14 +71,8 @@ pub(super) async fn fetch_first(
             .is_some_and(|site| order.fetch_from.contains(&site.name))
     };
     let fetching = bringing.only_from(allowed).bring(&mut permission);
-    tokio::pin!(fetching);
-    loop {
-        match tokio::time::timeout(CANCEL_POLL, &mut fetching).await {
-            Ok(attempts) => return Ok(attempts.iter().map(Attempt::report).collect()),
-            Err(_) if sink.is_cancelled() => return Err("the order was cancelled".to_owned()),
-            Err(_) => {}
-        }
-    }
+    let attempts = while_wanted(fetching, sink).await?;
+    Ok(attempts.iter().map(Attempt::report).collect())
 }
 
 fn own_index(site: &Site, view: &FleetView, order: &KvOrder) -> Option<InstanceIndex> {

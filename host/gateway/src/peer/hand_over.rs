@@ -1,16 +1,13 @@
 //! Takes a prefix from a site that is being emptied: what the instance here lacks of it is ordered from there as a copy, and
 //! kept. Nothing is computed, and nothing goes back but the report.
 
-use super::CANCEL_POLL;
+use super::taking::{may_stay, nothing_follows, while_wanted};
 use crate::bring::short;
 use crate::copy::{Copied, Copying, Holder, Uncopied};
 use crate::lookup;
 use crate::site::Site;
-use portolan_base::kv::KvManifest;
 use portolan_base::{BlockHash, Provenance, SiteName, TenantKey, Tokens};
-use portolan_ports::{
-    Engine, FetchReport, HeldPrefix, KvOrder, OrderPurpose, PieceSink, PrefillReport, Retention,
-};
+use portolan_ports::{Engine, FetchReport, HeldPrefix, KvOrder, OrderPurpose, PieceSink, PrefillReport};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,11 +26,7 @@ pub(super) async fn take(
     if site.is_draining() {
         return Err(format!("{name} is taken out of service itself"));
     }
-    if order.retention == Retention::Drop {
-        return Err(format!(
-            "the residency answer does not let this data stay at {name}"
-        ));
-    }
+    may_stay(site, &order)?;
     let _turn = site
         .evacuation
         .turn()
@@ -73,11 +66,7 @@ pub(super) async fn take(
             bytes = bytes.0, failed = report.fetches[0].failed, "a prefix was taken over"
         );
     }
-    sink.manifest(KvManifest {
-        layout: engine.describe().layout.as_ref().clone(),
-        tokens: wanted.0,
-        held: wanted.0,
-    });
+    nothing_follows(engine.as_ref(), &order, sink.as_mut());
     Ok(report)
 }
 
@@ -137,13 +126,5 @@ async fn copy(
         order: &order,
     };
     let wanted = Tokens(u32::try_from(order.tokens.len()).unwrap_or(u32::MAX));
-    let coming = copying.copy(holder, wanted, has, DEADLINE);
-    tokio::pin!(coming);
-    loop {
-        match tokio::time::timeout(CANCEL_POLL, &mut coming).await {
-            Ok(outcome) => return Ok(outcome),
-            Err(_) if sink.is_cancelled() => return Err("the order was cancelled".to_owned()),
-            Err(_) => {}
-        }
-    }
+    while_wanted(copying.copy(holder, wanted, has, DEADLINE), sink).await
 }
