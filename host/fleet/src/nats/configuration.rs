@@ -9,27 +9,14 @@
 //! A configuration holds API keys: whoever carries it can neither read nor change it. A change names the state that it
 //! follows, so that of two at once one is told to look again.
 
-use super::bucket;
+use super::NatsBus;
+use super::bucket::{Bucket, Puts, founded};
 use super::envelope::{Marked, Seal};
-use super::{NatsBus, Subjects};
-use async_nats::Client;
-use async_nats::connection::State;
-use async_nats::jetstream::kv::{self, Operation, UpdateErrorKind, Watch};
-use async_nats::jetstream::{self, Context};
-use futures_util::StreamExt;
+use async_nats::jetstream::kv::UpdateErrorKind;
 use portolan_base::{Random, SiteName};
 use portolan_ports::{ConfigRefusal, FleetVersion, SharedConfig, SharedConfiguration, SiteRuns};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::time::timeout;
-
-/// Longest wait for the servers: a cluster that has lost its leader elects another within four seconds.
-const WITHIN: Duration = Duration::from_secs(5);
-
-/// Between two tries to follow the bucket.
-const AGAIN: Duration = Duration::from_millis(500);
 
 /// The longest configuration that is told: a server takes messages of 1 MiB by default.
 const LONGEST: usize = 900 << 10;
@@ -42,13 +29,9 @@ const SITES: &str = "sites.";
 pub struct NatsConfiguration(Arc<Inner>);
 
 struct Inner {
-    jetstream: Context,
-    client: Client,
+    states: Bucket,
     seal: Arc<Seal>,
     lock: Lock,
-    subjects: Arc<Subjects>,
-    replicas: usize,
-    runtime: Handle,
 }
 
 /// What other sites said.
@@ -63,25 +46,16 @@ pub enum ConfigNews {
 /// What other sites say, as it comes.
 pub struct ConfigFeed {
     configuration: NatsConfiguration,
-    watch: Option<Watch>,
-    /// When the bucket that is followed was founded.
-    founded: u64,
+    puts: Puts,
 }
 
 impl NatsConfiguration {
     /// The configuration of the fleet that a bus is of, over the bus's connection. In a runtime. `secret` is the bus's.
     pub fn on(bus: &NatsBus, replicas: usize, secret: &[u8; 32], random: Arc<dyn Random>) -> Self {
-        let client = bus.client.clone();
-        let mut jetstream = jetstream::new(client.clone());
-        jetstream.set_timeout(WITHIN);
         Self(Arc::new(Inner {
-            jetstream,
-            client,
+            states: Bucket::on(bus, bus.subjects.configuration(), replicas),
             seal: Arc::clone(&bus.seal),
             lock: Lock::new(secret, random),
-            subjects: Arc::clone(&bus.subjects),
-            replicas,
-            runtime: Handle::current(),
         }))
     }
 
@@ -89,19 +63,7 @@ impl NatsConfiguration {
     pub fn follow(&self) -> ConfigFeed {
         ConfigFeed {
             configuration: self.clone(),
-            watch: None,
-            founded: 0,
-        }
-    }
-
-    async fn states(&self) -> Result<kv::Store, String> {
-        let inner = &self.0;
-        match inner.client.connection_state() {
-            State::Connected => {
-                let bucket = inner.subjects.configuration();
-                bucket::open(&inner.jetstream, &bucket, inner.replicas).await
-            }
-            State::Pending | State::Disconnected => Err("there is no connection to a server".to_owned()),
+            puts: Puts::default(),
         }
     }
 
@@ -116,7 +78,7 @@ impl NatsConfiguration {
             );
             return Err(ConfigRefusal::Bad(text));
         }
-        let states = self.states().await.map_err(refused)?;
+        let states = self.0.states.open().await.map_err(refused)?;
         let founded = founded(&states);
         // Of a bucket that was founded since nothing is known.
         let known = if over.founded == founded { over.number } else { 0 };
@@ -134,58 +96,40 @@ impl NatsConfiguration {
         let key = key_of(site);
         let body = serde_json::to_vec(runs).map_err(|error| refused(error.to_string()))?;
         let value = self.0.seal.marked(&key, Marked::Configuration, &body);
-        let states = self.states().await.map_err(refused)?;
+        let states = self.0.states.open().await.map_err(refused)?;
         let put = states.put(&key, value).await;
         put.map(drop).map_err(|error| refused(error.to_string()))
-    }
-
-    /// Waits for the servers, on a thread that may wait.
-    fn within<T>(&self, asked: impl Future<Output = Result<T, ConfigRefusal>>) -> Result<T, ConfigRefusal> {
-        let answered = self.0.runtime.block_on(timeout(2 * WITHIN, asked));
-        answered.unwrap_or_else(|_| Err(ConfigRefusal::NotAcknowledged("no server answers".to_owned())))
     }
 }
 
 impl SharedConfiguration for NatsConfiguration {
     fn share(&self, told: &SharedConfig, over: FleetVersion) -> Result<FleetVersion, ConfigRefusal> {
-        self.within(self.put(told, over))
+        let put = self.put(told, over);
+        self.0.states.within(put, ConfigRefusal::NotAcknowledged)
     }
 
     fn report(&self, site: &SiteName, runs: &SiteRuns) -> Result<(), ConfigRefusal> {
-        self.within(self.say(site, runs))
+        let said = self.say(site, runs);
+        self.0.states.within(said, ConfigRefusal::NotAcknowledged)
     }
 }
 
 impl ConfigFeed {
     /// The next change, or state at the beginning; waits for it, through cuts. May be dropped while it waits.
     pub async fn next(&mut self) -> ConfigNews {
+        let configuration = &self.configuration;
         loop {
-            let Some(watch) = &mut self.watch else {
-                if let Some((watch, founded)) = begin(&self.configuration).await {
-                    (self.watch, self.founded) = (Some(watch), founded);
-                }
-                continue;
+            let (entry, founded) = self.puts.next(&configuration.0.states).await;
+            let version = FleetVersion {
+                founded,
+                number: entry.revision,
             };
-            match watch.next().await {
-                Some(Ok(entry)) if entry.operation == Operation::Put => {
-                    let version = FleetVersion {
-                        founded: self.founded,
-                        number: entry.revision,
-                    };
-                    match self.configuration.read(&entry.key, version, &entry.value) {
-                        Some(news) => return news,
-                        None => tracing::error!(
-                            key = entry.key,
-                            "what the fleet's servers hold of the configuration is not of this fleet, and is not taken"
-                        ),
-                    }
-                }
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "the configuration is followed anew");
-                    self.watch = None;
-                }
-                None => self.watch = None,
+            match configuration.read(&entry.key, version, &entry.value) {
+                Some(news) => return news,
+                None => tracing::error!(
+                    key = entry.key,
+                    "what the fleet's servers hold of the configuration is not of this fleet, and is not taken"
+                ),
             }
         }
     }
@@ -201,29 +145,6 @@ impl NatsConfiguration {
         let site = super::envelope::site(at.strip_prefix(SITES)?)?;
         Some(ConfigNews::Runs(site, serde_json::from_slice(body).ok()?))
     }
-}
-
-/// Begins to follow the bucket; waits a moment where that fails.
-async fn begin(configuration: &NatsConfiguration) -> Option<(Watch, u64)> {
-    let begun = async {
-        let states = configuration.states().await?;
-        let watch = states.watch_with_history(">").await;
-        let watch = watch.map_err(|error| error.to_string())?;
-        Ok((watch, founded(&states)))
-    };
-    match begun.await {
-        Ok(begun) => Some(begun),
-        Err::<_, String>(error) => {
-            tracing::debug!(error, "the configuration cannot be followed at this moment");
-            tokio::time::sleep(AGAIN).await;
-            None
-        }
-    }
-}
-
-/// When a bucket was founded, in nanoseconds since the Unix epoch by the servers' clocks.
-fn founded(states: &kv::Store) -> u64 {
-    u64::try_from(states.stream.cached_info().created.unix_timestamp_nanos()).unwrap_or(0)
 }
 
 fn key_of(site: &SiteName) -> String {

@@ -7,72 +7,51 @@
 
 mod sweep;
 
-use super::bucket;
+use super::NatsBus;
+use super::bucket::{Bucket, Puts};
 use super::envelope::{Marked, Seal};
-use super::{NatsBus, Subjects};
-use async_nats::Client;
-use async_nats::connection::State;
-use async_nats::jetstream::kv::{self, Operation, UpdateErrorKind, Watch};
+use async_nats::jetstream::kv::UpdateErrorKind;
 use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectStore};
 use async_nats::jetstream::stream::StorageType;
-use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
-use futures_util::StreamExt;
 use parking_lot::Mutex;
 use portolan_policy::{QuestionKind, Scope};
 use portolan_ports::{SharedError, SharedPolicies, SharedSlot};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 use sweep::Unnamed;
 use tokio::io::AsyncReadExt;
-use tokio::runtime::Handle;
-use tokio::time::timeout;
-
-/// Longest wait for the servers: a cluster that has lost its leader elects another within four seconds.
-const WITHIN: Duration = Duration::from_secs(5);
-
-/// Between two tries to follow the bucket.
-const AGAIN: Duration = Duration::from_millis(500);
 
 /// The fleet's policies. Cheap to clone.
 #[derive(Clone)]
 pub struct NatsPolicies(Arc<Inner>);
 
 struct Inner {
-    jetstream: Context,
-    client: Client,
+    states: Bucket,
+    /// The object store that components lie in.
+    components: String,
     seal: Arc<Seal>,
-    subjects: Arc<Subjects>,
-    replicas: usize,
     /// The newest state of each key that this process knows of.
     revisions: Mutex<HashMap<String, u64>>,
     /// Components that no slot names, and since when as far as this process knows.
     unnamed: Mutex<Unnamed>,
-    runtime: Handle,
 }
 
 /// What other processes changed, as it comes.
 pub struct SharedSlots {
     policies: NatsPolicies,
-    watch: Option<Watch>,
+    puts: Puts,
 }
 
 impl NatsPolicies {
     /// The policies of the fleet that a bus is of, over the bus's connection. In a runtime.
     pub fn on(bus: &NatsBus, replicas: usize) -> Self {
-        let client = bus.client.clone();
-        let mut jetstream = jetstream::new(client.clone());
-        jetstream.set_timeout(WITHIN);
         Self(Arc::new(Inner {
-            jetstream,
-            client,
+            states: Bucket::on(bus, bus.subjects.policies(), replicas),
+            components: bus.subjects.components(),
             seal: Arc::clone(&bus.seal),
-            subjects: Arc::clone(&bus.subjects),
-            replicas,
             revisions: Mutex::default(),
             unnamed: Mutex::default(),
-            runtime: Handle::current(),
         }))
     }
 
@@ -80,36 +59,22 @@ impl NatsPolicies {
     pub fn follow(&self) -> SharedSlots {
         SharedSlots {
             policies: self.clone(),
-            watch: None,
+            puts: Puts::default(),
         }
-    }
-
-    async fn states(&self) -> Result<kv::Store, String> {
-        let inner = &self.0;
-        let bucket = inner.subjects.policies();
-        bucket::open(&inner.jetstream, &bucket, inner.replicas).await
     }
 
     async fn components(&self) -> Result<ObjectStore, String> {
-        let inner = &self.0;
-        let bucket = inner.subjects.components();
-        if let Ok(known) = inner.jetstream.get_object_store(&bucket).await {
+        let (states, bucket) = (&self.0.states, &self.0.components);
+        if let Ok(known) = states.jetstream.get_object_store(bucket).await {
             return Ok(known);
         }
-        let made = inner.jetstream.create_object_store(object_store::Config {
-            bucket,
+        let made = states.jetstream.create_object_store(object_store::Config {
+            bucket: bucket.clone(),
             storage: StorageType::File,
-            num_replicas: inner.replicas,
+            num_replicas: states.replicas,
             ..object_store::Config::default()
         });
         made.await.map_err(|error| error.to_string())
-    }
-
-    fn connected(&self) -> Result<(), String> {
-        match self.0.client.connection_state() {
-            State::Connected => Ok(()),
-            State::Pending | State::Disconnected => Err("there is no connection to a server".to_owned()),
-        }
     }
 
     async fn keep(&self, components: &[(String, Bytes)]) -> Result<(), String> {
@@ -131,12 +96,12 @@ impl NatsPolicies {
 
     async fn put(&self, slot: &SharedSlot, components: &[(String, Bytes)]) -> Result<(), SharedError> {
         let refused = SharedError::NotAcknowledged;
-        self.connected().map_err(refused)?;
+        self.0.states.connected().map_err(refused)?;
         self.keep(components).await.map_err(refused)?;
         let key = key(&slot.scope, slot.question);
         let body = serde_json::to_vec(slot).map_err(|error| refused(error.to_string()))?;
         let value = self.0.seal.marked(&key, Marked::Policy, &body);
-        let states = self.states().await.map_err(refused)?;
+        let states = self.0.states.open().await.map_err(refused)?;
         let known = self.0.revisions.lock().get(&key).copied().unwrap_or(0);
         match states.update(&key, value, known).await {
             Ok(revision) => {
@@ -156,7 +121,7 @@ impl NatsPolicies {
 
     async fn get(&self, sha256: &str) -> Result<Bytes, SharedError> {
         let out_of_reach = SharedError::OutOfReach;
-        self.connected().map_err(out_of_reach)?;
+        self.0.states.connected().map_err(out_of_reach)?;
         let store = self.components().await.map_err(out_of_reach)?;
         let mut object = store.get(sha256).await.map_err(|error| match error.kind() {
             GetErrorKind::NotFound => SharedError::Missing(sha256.to_owned()),
@@ -181,73 +146,37 @@ impl NatsPolicies {
 
 impl SharedPolicies for NatsPolicies {
     fn share(&self, slot: &SharedSlot, components: &[(String, Bytes)]) -> Result<(), SharedError> {
-        let put = timeout(2 * WITHIN, self.put(slot, components));
-        self.0
-            .runtime
-            .block_on(put)
-            .unwrap_or_else(|_| Err(SharedError::NotAcknowledged("no server answers".to_owned())))
+        let put = self.put(slot, components);
+        self.0.states.within(put, SharedError::NotAcknowledged)
     }
 
     fn component(&self, sha256: &str) -> Result<Bytes, SharedError> {
-        let got = self.0.runtime.block_on(timeout(2 * WITHIN, self.get(sha256)));
-        got.unwrap_or_else(|_| Err(SharedError::OutOfReach("no server answers".to_owned())))
+        self.0.states.within(self.get(sha256), SharedError::OutOfReach)
     }
 }
 
 impl SharedSlots {
     /// The next change, or state at the beginning; waits for it, through cuts. May be dropped while it waits.
     pub async fn next(&mut self) -> SharedSlot {
+        let policies = &self.policies;
         loop {
-            let Some(watch) = &mut self.watch else {
-                self.watch = begin(&self.policies).await;
-                continue;
+            let (entry, _) = self.puts.next(&policies.0.states).await;
+            let newest = {
+                let mut revisions = policies.0.revisions.lock();
+                let seen = revisions.entry(entry.key.clone()).or_default();
+                *seen = entry.revision.max(*seen);
+                *seen
             };
-            match watch.next().await {
-                Some(Ok(entry)) if entry.operation == Operation::Put => {
-                    let policies = &self.policies.0;
-                    let seen = policies.revisions.lock().get(&entry.key).copied().unwrap_or(0);
-                    if entry.revision < seen {
-                        continue;
-                    }
-                    policies
-                        .revisions
-                        .lock()
-                        .insert(entry.key.clone(), entry.revision);
-                    match self.policies.read(&entry.key, &entry.value) {
-                        Some(slot) => return slot,
-                        None => tracing::error!(
-                            key = entry.key,
-                            "what the fleet's servers hold of a policy is not of this fleet, and is not taken"
-                        ),
-                    }
-                }
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "policies are followed anew");
-                    self.watch = None;
-                }
-                None => self.watch = None,
+            if entry.revision < newest {
+                continue;
             }
-        }
-    }
-}
-
-/// Begins to follow the bucket; waits a moment where that fails.
-async fn begin(policies: &NatsPolicies) -> Option<Watch> {
-    let begun = async {
-        policies.connected()?;
-        let states = policies.states().await?;
-        states
-            .watch_with_history(">")
-            .await
-            .map_err(|error| error.to_string())
-    };
-    match begun.await {
-        Ok(watch) => Some(watch),
-        Err(error) => {
-            tracing::debug!(error, "policies cannot be followed at this moment");
-            tokio::time::sleep(AGAIN).await;
-            None
+            match policies.read(&entry.key, &entry.value) {
+                Some(slot) => return slot,
+                None => tracing::error!(
+                    key = entry.key,
+                    "what the fleet's servers hold of a policy is not of this fleet, and is not taken"
+                ),
+            }
         }
     }
 }

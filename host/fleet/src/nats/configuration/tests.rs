@@ -5,6 +5,8 @@ use crate::bus::conformance::{Line, SECRET, config, name, topology, wait};
 use crate::nats::NatsServer;
 use portolan_base::Moment;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::timeout;
 
 #[derive(Default)]
 struct Counter(AtomicU64);
@@ -112,7 +114,7 @@ async fn whoever_carries_it_neither_reads_nor_changes_it() {
         .await
         .unwrap();
     assert!(matches!(next(&mut feed).await, ConfigNews::Common(version, _) if version == first));
-    let states = paris.states().await.unwrap();
+    let states = paris.0.states.open().await.unwrap();
     let carried = states.get(COMMON).await.unwrap().unwrap();
     assert!(!carried.windows(8).any(|window| window == b"key-acme"));
 
@@ -147,8 +149,8 @@ async fn servers_that_lost_everything_begin_anew() {
     for text in ["a", "b", "c"] {
         over = share(&paris, told(text), over).await.unwrap();
     }
-    let bucket = paris.0.subjects.configuration();
-    paris.0.jetstream.delete_key_value(&bucket).await.unwrap();
+    let bucket = &paris.0.states;
+    bucket.jetstream.delete_key_value(&bucket.name).await.unwrap();
     let anew = share(&paris, told("d"), over).await.unwrap();
     assert!(
         anew.number < over.number && anew > over,

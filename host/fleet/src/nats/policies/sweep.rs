@@ -35,8 +35,7 @@ impl NatsPolicies {
     }
 
     pub(super) async fn sweep_after(&self, grace: Duration) -> Result<usize, String> {
-        self.connected()?;
-        let (states, store) = (self.states().await?, self.components().await?);
+        let (states, store) = (self.0.states.open().await?, self.components().await?);
         let mut there = Vec::new();
         let mut list = store.list().await.map_err(|error| error.to_string())?;
         while let Some(object) = list.next().await {

@@ -5,6 +5,8 @@ use crate::bus::conformance::{Line, SECRET, config, name, topology, wait};
 use crate::nats::NatsServer;
 use portolan_base::{Moment, TenantName};
 use portolan_ports::{BindingChange, BindingRecord, Reuse, RolloutRecord};
+use std::time::Duration;
+use tokio::time::timeout;
 
 async fn join(server: &NatsServer, site: &str, secret: &[u8; 32]) -> (NatsBus, NatsPolicies) {
     let bus = NatsBus::connect(&config(server), &topology(), &[name(site)], secret)
@@ -199,7 +201,7 @@ async fn who_can_write_to_the_server_and_has_no_secret_binds_nothing() {
     share(&stranger, &slot("acme", "evil"), &[]).await.unwrap();
     // A state of this fleet, moved to another slot.
     share(&paris, &slot("globex", "c0"), &[]).await.unwrap();
-    let states = paris.states().await.unwrap();
+    let states = paris.0.states.open().await.unwrap();
     let stolen = states.get("globex.routing").await.unwrap().unwrap();
     states.put("victim.routing", stolen).await.unwrap();
     share(&paris, &slot("last", "c1"), &[]).await.unwrap();
