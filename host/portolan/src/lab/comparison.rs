@@ -34,6 +34,12 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// The time to first token, where anything is known of it: a host that has not measured an engine yet expects 0 of
+    /// it, and nothing takes no time.
+    fn known_ttft(&self) -> Option<u64> {
+        (self.ttft_us > 0).then_some(self.ttft_us)
+    }
+
     /// Adds the parts up.
     #[must_use]
     pub fn summed(self) -> Self {
@@ -68,9 +74,11 @@ pub struct Decided {
     pub fallbacks: Vec<String>,
 }
 
-/// A measure both ways, over the requests that both ways have a route.
+/// A measure both ways, over the requests that both ways have a route of which it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Moved {
+    /// How many requests those are; without any, the figures are 0 and mean nothing.
+    pub requests: usize,
     /// As it was decided.
     pub recorded: Spread,
     /// As it would be.
@@ -88,7 +96,8 @@ pub struct Change {
     pub from: String,
     /// Where it would go.
     pub to: String,
-    /// By how much the expected time to first token changes, in µs; none where one way has no route.
+    /// By how much the expected time to first token changes, in µs; none where one way has no route, or nothing is known
+    /// of its time.
     pub ttft_us: Option<i64>,
     /// By how much the bytes between sites change.
     pub cross_site_bytes: Option<i64>,
@@ -122,6 +131,9 @@ pub struct Comparison {
     pub newly_served: usize,
     /// Calls that ended in a fault, so that the fallback decided.
     pub faults: usize,
+    /// The first of them, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_fault: Option<String>,
     /// Records whose routes were priced by the built-in `ttft`.
     pub repriced: usize,
     /// Time to first token, in µs.
@@ -137,18 +149,21 @@ pub struct Comparison {
 /// A measure, gathered both ways.
 #[derive(Debug, Default)]
 struct Both {
+    requests: usize,
     recorded: Gathered,
     replayed: Gathered,
 }
 
 impl Both {
     fn add(&mut self, recorded: u64, replayed: u64) {
+        self.requests += 1;
         self.recorded.add(recorded);
         self.replayed.add(replayed);
     }
 
     fn moved(&self) -> Moved {
         Moved {
+            requests: self.requests,
             recorded: self.recorded.spread(),
             replayed: self.replayed.spread(),
         }
@@ -187,9 +202,14 @@ impl Tally {
         let counts = &mut self.counts;
         counts.decided += 1;
         counts.faults += decided.fallbacks.len();
+        if counts.first_fault.is_none() {
+            counts.first_fault = decided.fallbacks.first().map(|why| printable(why));
+        }
         let (from, to) = (decided.recorded.estimate(), decided.replayed.estimate());
         if let Some((from, to)) = from.zip(to) {
-            self.ttft.add(from.ttft_us, to.ttft_us);
+            if let Some((from, to)) = from.known_ttft().zip(to.known_ttft()) {
+                self.ttft.add(from, to);
+            }
             self.bytes.add(from.cross_site_bytes, to.cross_site_bytes);
             self.price.add(from.price_micros, to.price_micros);
         }
@@ -220,7 +240,10 @@ impl Tally {
         let change = Change {
             from: decided.recorded.to_string(),
             to: decided.replayed.to_string(),
-            ttft_us: by(|e| e.ttft_us),
+            ttft_us: from
+                .zip(to)
+                .and_then(|(from, to)| from.known_ttft().zip(to.known_ttft()))
+                .map(|(from, to)| difference(from, to)),
             cross_site_bytes: by(|e| e.cross_site_bytes),
             price_micros: by(|e| e.price_micros),
             recorded: from,
@@ -231,7 +254,10 @@ impl Tally {
         };
         // Equals by id, so that the same requests give the same text in whatever order they come.
         let rank = |change: &Change| {
-            let size = change.ttft_us.map_or(u64::MAX, i64::unsigned_abs);
+            let size = match (&change.recorded, &change.replayed) {
+                (Some(_), Some(_)) => change.ttft_us.map_or(0, i64::unsigned_abs),
+                _ => u64::MAX,
+            };
             (std::cmp::Reverse(size), change.request_id.clone())
         };
         let kept = &mut self.counts.differences;
@@ -371,6 +397,32 @@ mod tests {
         assert_eq!(
             (parts.ttft_us, parts.prefill_us, parts.cross_site_bytes),
             (119, 119, 102_400)
+        );
+    }
+
+    #[test]
+    fn a_time_that_nobody_knows_is_not_counted_as_none_and_the_rest_is() {
+        let mut tally = Tally::default();
+        let unmeasured = record("req-1", &[(0, 0), (0, 0)]);
+        let faulty = Replayed {
+            fallbacks: vec!["the policy trapped".into(), "again".into()],
+            ..to(Outcome::Route(1))
+        };
+        tally.add_record(&unmeasured, &recorded(&unmeasured), faulty);
+        let known = record("req-2", &[(5, 5), (7, 7)]);
+        tally.add_record(&known, &recorded(&known), to(Outcome::Route(1)));
+        let found = tally.finish();
+        assert_eq!((found.ttft_us.requests, found.ttft_us.recorded.mean), (1, 5.0));
+        assert_eq!(found.cross_site_bytes.requests, 2);
+        let ids: Vec<_> = found
+            .differences
+            .iter()
+            .map(|c| (&*c.request_id, c.ttft_us))
+            .collect();
+        assert_eq!(ids, [("req-2", Some(2)), ("req-1", None)]);
+        assert_eq!(
+            (found.faults, found.first_fault.as_deref()),
+            (2, Some("the policy trapped"))
         );
     }
 

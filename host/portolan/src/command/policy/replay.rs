@@ -5,7 +5,7 @@ mod said;
 mod trace;
 
 use super::super::ServerArgs;
-use super::super::output::{Failure, json, line};
+use super::super::output::{Failure, json, line, tame};
 use super::lab_failure;
 use crate::lab::LabError;
 use crate::lab::comparison::Comparison;
@@ -84,17 +84,33 @@ pub(super) fn run(args: &ReplayArgs, as_json: bool) -> Result<(), Failure> {
     } else {
         recorded::replay(args).map_err(|e| e.into_failure(as_json))?
     };
+    let failure = faulted(&told.comparison, as_json);
     if as_json {
         let mut said = serde_json::to_value(&told.comparison).map_err(Failure::new)?;
         said["notes"] = serde_json::json!(told.notes);
         if let (Some(said), Value::Object(more)) = (said.as_object_mut(), told.more) {
             said.extend(more);
         }
-        return json(&said);
+        json(&said)?;
+    } else {
+        said::describe(&told.comparison, told.ways).iter().for_each(line);
+        told.notes.iter().for_each(|note| line(format!("note: {note}")));
     }
-    said::describe(&told.comparison, told.ways).iter().for_each(line);
-    told.notes.iter().for_each(|note| line(format!("note: {note}")));
-    Ok(())
+    failure.map_or(Ok(()), Err)
+}
+
+/// A policy that faults is none to be activated by a script that looks at the status.
+fn faulted(found: &Comparison, as_json: bool) -> Option<Failure> {
+    let why = found.first_fault.as_deref()?;
+    if as_json {
+        return Some(Failure::silent());
+    }
+    Some(Failure::new(format!(
+        "{} calls in {} decisions ended in a fault; the first: {}",
+        found.faults,
+        found.decided,
+        tame(why)
+    )))
 }
 
 /// The components of a replay: the one that is tried, and the router that follows it.
@@ -188,6 +204,23 @@ mod tests {
     use super::*;
     use crate::command::Cli;
     use clap::Parser;
+
+    #[test]
+    fn a_replay_with_faults_fails_and_says_which() {
+        let mut found = Comparison {
+            decided: 100,
+            ..Comparison::default()
+        };
+        assert!(faulted(&found, false).is_none());
+        found.faults = 3;
+        found.first_fault = Some("the policy trapped: unreachable in mine::decide".to_owned());
+        let failure = format!("{:?}", faulted(&found, false).unwrap());
+        assert!(
+            failure.contains("3 calls in 100 decisions ended in a fault; the first: the policy trapped"),
+            "{failure}"
+        );
+        assert!(faulted(&found, true).is_some());
+    }
 
     #[test]
     fn times_with_a_unit() {

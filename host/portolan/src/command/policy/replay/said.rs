@@ -48,6 +48,9 @@ fn figures(found: &Comparison) -> Vec<String> {
                moved: &Moved,
                of: fn(&crate::lab::spread::Spread) -> f64,
                unit: &dyn Fn(f64) -> String| {
+        if moved.requests == 0 {
+            return format!("  {what:<22}{:>16}{:>16}{:>12}", "–", "–", "–");
+        }
         let (from, to) = (of(&moved.recorded), of(&moved.replayed));
         format!(
             "  {what:<22}{:>16}{:>16}{:>12}",
@@ -95,22 +98,21 @@ fn explain(change: &Change, number: usize, ways: (&str, &str)) -> Vec<String> {
         "  {number}. {}, a prompt of {} tokens",
         change.request_id, change.prompt_tokens
     );
-    if let (Some(ttft), Some(bytes), Some(price)) =
-        (change.ttft_us, change.cross_site_bytes, change.price_micros)
-    {
-        let mut parts = vec![format!("TTFT {}", signed(ttft))];
-        if bytes != 0 {
-            let sign = if bytes < 0 { "-" } else { "+" };
-            parts.push(format!("{sign}{} between sites", Bytes(bytes.unsigned_abs())));
-        }
-        if price != 0 {
-            parts.push(format!("price {price:+}"));
-        }
+    let mut parts = Vec::new();
+    parts.extend(change.ttft_us.map(|ttft| format!("TTFT {}", signed(ttft))));
+    if let Some(bytes) = change.cross_site_bytes.filter(|bytes| *bytes != 0) {
+        let sign = if bytes < 0 { "-" } else { "+" };
+        parts.push(format!("{sign}{} between sites", Bytes(bytes.unsigned_abs())));
+    }
+    if let Some(price) = change.price_micros.filter(|price| *price != 0) {
+        parts.push(format!("price {price:+}"));
+    }
+    if !parts.is_empty() {
         first.push_str(&format!(": {}", parts.join(", ")));
     }
     let width = ways.0.len().max(ways.1.len());
     let way = |name: &str, to: &str, estimate: Option<&Estimate>| {
-        let parts = estimate.map_or_else(String::new, |estimate| format!(": {}", parts(estimate)));
+        let parts = estimate.map_or_else(String::new, |estimate| format!(": {}", made_of(estimate)));
         format!("     {name:<width$}  {to}{parts}")
     };
     let mut out = vec![
@@ -123,7 +125,7 @@ fn explain(change: &Change, number: usize, ways: (&str, &str)) -> Vec<String> {
 }
 
 /// What a route's time is made of.
-fn parts(estimate: &Estimate) -> String {
+fn made_of(estimate: &Estimate) -> String {
     let mut sum = Vec::new();
     for (us, what) in [
         (estimate.queue_us, "queue"),
@@ -135,7 +137,10 @@ fn parts(estimate: &Estimate) -> String {
             sum.push(format!("{what} {}", time(us as f64)));
         }
     }
-    let mut text = format!("TTFT {}", time(estimate.ttft_us as f64));
+    let mut text = match estimate.ttft_us {
+        0 => "TTFT –".to_owned(),
+        us => format!("TTFT {}", time(us as f64)),
+    };
     if sum.len() > 1 {
         text.push_str(&format!(" = {}", sum.join(" + ")));
     }
@@ -152,6 +157,23 @@ mod tests {
     use super::*;
     use crate::lab::comparison::{Decided, Tally, Way};
     use portolan_decide::RouteRecord;
+
+    #[test]
+    fn what_nobody_knows_is_a_dash() {
+        let said = describe(&Tally::default().finish(), ("recorded", "replayed"));
+        assert_eq!(
+            said[2],
+            "  TTFT, mean                           –               –           –"
+        );
+        let unmeasured = Estimate {
+            cached_tokens: 7,
+            ..Estimate::default()
+        };
+        assert_eq!(
+            made_of(&unmeasured),
+            "TTFT –; 7 tokens cached, 0 B between sites, price 0"
+        );
+    }
 
     #[test]
     fn a_change_says_what_its_time_is_made_of() {
