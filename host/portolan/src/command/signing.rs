@@ -7,7 +7,7 @@ use crate::system::{OsRandom, SystemClock};
 use clap::Subcommand;
 use portolan_base::Clock;
 use portolan_policy::Scope;
-use portolan_ports::{SIGNATURES_MAX_BYTES, Signatures, Signed, VersionSignature};
+use portolan_ports::{Finding, SIGNATURES_MAX_BYTES, Signatures, Signed, VersionSignature};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::io::{ErrorKind, Read};
@@ -124,6 +124,16 @@ fn verify(file: &Path, keys: &[String], as_json: bool) -> Result<(), Failure> {
         signatures: &signatures,
         at: SystemClock::start().now(),
     });
+    let ids: Vec<String> = book
+        .platform
+        .keys
+        .iter()
+        .map(|trusted| trusted.key.id())
+        .collect();
+    let findings: Vec<Finding> = findings
+        .into_iter()
+        .map(|finding| of_verify(finding, file, &signatures, &ids))
+        .collect();
     let ok = findings.is_empty();
     if as_json {
         json(
@@ -141,11 +151,41 @@ fn verify(file: &Path, keys: &[String], as_json: bool) -> Result<(), Failure> {
     }
 }
 
+/// A finding in the words of whoever names the keys: no platform and no operator has a say here.
+fn of_verify(finding: Finding, file: &Path, signatures: &[VersionSignature], keys: &[String]) -> Finding {
+    let (keys, file) = (keys.join(", "), file.display());
+    let (message, help) = match finding.code.as_str() {
+        "unsigned" => (
+            format!("there is no signature in {file}.sig"),
+            format!("sign it: `portolan policy sign {file} --key KEY`; or fetch the .sig that came with it"),
+        ),
+        "unknown-key" => {
+            let by: Vec<&str> = signatures.iter().map(|signature| &*signature.key_id).collect();
+            (
+                format!("it is signed by {}, and the keys given are {keys}", by.join(", ")),
+                "give the signer's public key with --keys, or sign it with one of these".to_owned(),
+            )
+        }
+        _ => return finding,
+    };
+    Finding {
+        message,
+        help,
+        ..finding
+    }
+}
+
 /// A public key as typed: the key, or a file that holds one.
 fn public_key(typed: &str) -> Result<PublicKey, Failure> {
     let text = match typed.starts_with("ed25519:") {
         true => typed.to_owned(),
-        false => std::fs::read_to_string(typed).map_err(|e| Failure::new(format!("{typed}: {e}")))?,
+        false => std::fs::read_to_string(typed).map_err(|e| {
+            let text = format!(
+                "{typed}: {e}; --keys takes public keys, ed25519:HEX, or files that hold one (NAME.pub of `portolan \
+                 policy keygen`)"
+            );
+            Failure::new(text)
+        })?,
     };
     text.parse().map_err(|e| Failure::new(format!("{typed}: {e}")))
 }
@@ -174,7 +214,8 @@ fn signatures_beside(file: &Path) -> Result<Vec<VersionSignature>, Failure> {
     match text.is_empty() {
         true => Ok(Vec::new()),
         false => {
-            VersionSignature::read_all(&text).map_err(|e| Failure::new(format!("{}: {e}", file.display())))
+            let path = beside_name(file, ".sig");
+            VersionSignature::read_all(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
         }
     }
 }
@@ -193,6 +234,56 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_key_or_a_signature_is_said_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let said = |done: Result<(), Failure>| format!("{:?}", done.unwrap_err());
+        keygen(&at("mine"), true).unwrap();
+        keygen(&at("other"), true).unwrap();
+        std::fs::write(at("p.wasm"), b"bytes").unwrap();
+
+        let again = said(keygen(&at("mine"), false));
+        assert!(
+            again.contains("never overwritten; choose another name"),
+            "{again}"
+        );
+        let public = said(sign(&at("p.wasm"), &at("mine.pub"), false, false));
+        assert!(
+            public.contains("that is a public key, which cannot sign"),
+            "{public}"
+        );
+        let missing = said(sign(&at("p.wasm"), &at("none.key"), false, false));
+        assert!(
+            missing.contains("no such file; `portolan policy keygen"),
+            "{missing}"
+        );
+        let typo = said(verify(&at("p.wasm"), &["none.pub".into()], false));
+        assert!(typo.contains("--keys takes public keys"), "{typo}");
+
+        let finding = |code: &str| Finding {
+            code: code.into(),
+            severity: portolan_ports::Severity::Error,
+            message: "the platform demands one".into(),
+            help: "ask the operator".into(),
+        };
+        let signed = [VersionSignature {
+            key_id: "aa".into(),
+            signature: String::new(),
+        }];
+        let of = |code: &str| of_verify(finding(code), Path::new("p.wasm"), &signed, &["bb".to_owned()]);
+        assert_eq!(of("unsigned").message, "there is no signature in p.wasm.sig");
+        assert_eq!(
+            of("unknown-key").message,
+            "it is signed by aa, and the keys given are bb"
+        );
+        for code in ["unsigned", "unknown-key"] {
+            let said = of(code).message + &of(code).help;
+            assert!(!said.contains("platform") && !said.contains("operator"), "{said}");
+        }
+        assert_eq!(of("bad-signature"), finding("bad-signature"));
+    }
 
     #[test]
     fn a_key_pair_signs_and_verifies_and_a_changed_component_does_not() {

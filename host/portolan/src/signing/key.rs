@@ -22,15 +22,27 @@ const KEY_FILE_MAX_BYTES: u64 = 4096;
 pub enum BadKey {
     /// The text is no public key.
     #[error(
-        "{0:?} is no public key: it must be \"ed25519:\" and 64 hexadecimal digits, as `policy keygen` prints"
+        "{0:?} is no public key: it must be \"ed25519:\" and 64 hexadecimal digits, as `portolan policy keygen` prints and \
+         writes to NAME.pub"
     )]
     Public(String),
     /// The text is a secret key, which is not repeated.
-    #[error("that is a secret key, and the public one is wanted: the other file that `policy keygen` wrote")]
+    #[error("that is a secret key, and the public one is wanted: NAME.pub of `portolan policy keygen`")]
     SecretForPublic,
+    /// The text is a public key where a secret one is wanted.
+    #[error(
+        "that is a public key, which cannot sign; the secret one is wanted: NAME.key of `portolan policy keygen`"
+    )]
+    PublicForSecret,
     /// The file holds no secret key.
-    #[error("it holds no secret key as `portolan policy keygen` writes")]
+    #[error("it holds no secret key; NAME.key of `portolan policy keygen` does")]
     Secret,
+    /// There is no such file.
+    #[error("there is no such file; `portolan policy keygen --output NAME` draws a key into NAME.key")]
+    Missing,
+    /// There is such a file already.
+    #[error("there is a file already, and a key is never overwritten; choose another name with --output")]
+    Exists,
     /// Others could have read the file.
     #[error(
         "its mode is {0:03o}, so others can read it; `chmod 600` it, or draw another key if they may have"
@@ -66,20 +78,31 @@ impl SecretKey {
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(path)?;
+            .open(path)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => BadKey::Exists,
+                _ => BadKey::Io(error),
+            })?;
         writeln!(file, "{SECRET_FORMAT}{}", hex::encode(self.0.to_bytes()))?;
         Ok(file.sync_all()?)
     }
 
     /// Reads a key from a file that only its owner can read.
     pub fn read(path: &Path) -> Result<Self, BadKey> {
-        let file = File::open(path)?;
+        let file = File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => BadKey::Missing,
+            _ => BadKey::Io(error),
+        })?;
         let mode = file.metadata()?.mode() & 0o777;
+        let mut text = String::new();
+        file.take(KEY_FILE_MAX_BYTES).read_to_string(&mut text)?;
+        // Said first: a public key is readable to all, and drawing another one would be the wrong advice.
+        if text.starts_with(PUBLIC_FORMAT) {
+            return Err(BadKey::PublicForSecret);
+        }
         if mode & 0o077 != 0 {
             return Err(BadKey::Readable(mode));
         }
-        let mut text = String::new();
-        file.take(KEY_FILE_MAX_BYTES).read_to_string(&mut text)?;
         let seed = text.trim().strip_prefix(SECRET_FORMAT).ok_or(BadKey::Secret)?;
         let mut bytes = [0; 32];
         hex::decode_to_slice(seed, &mut bytes).map_err(|_| BadKey::Secret)?;

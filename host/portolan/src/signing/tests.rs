@@ -175,7 +175,7 @@ fn a_secret_key_is_written_once_for_its_owner_only() {
     assert_eq!(SecretKey::read(&path).unwrap().public(), key.public());
     assert!(matches!(
         SecretKey::draw(&OsRandom).write(&path),
-        Err(BadKey::Io(_))
+        Err(BadKey::Exists)
     ));
     assert_eq!(
         SecretKey::read(&path).unwrap().public(),
