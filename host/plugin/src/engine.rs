@@ -24,8 +24,9 @@ const RESIDENT_BYTES: usize = 128 << 10;
 /// The same for tables: a page, which holds 512 entries.
 const RESIDENT_TABLE_BYTES: usize = 4 << 10;
 
-/// Frames in a trap's trace: enough to see where, cheap enough for a storm of traps.
-const TRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
+/// Frames in a trap's trace: a panic of Rust goes through eight of its own before the author's function is reached. Cheap
+/// enough for a storm of traps.
+const TRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(16).expect("16 is not zero");
 
 /// Everything younger than WebAssembly 2.0, tail calls excepted (the QuickJS toolchain needs them): what a policy
 /// does not need is not part of its attack surface. Several memories stay on for the compiler's own adapters between

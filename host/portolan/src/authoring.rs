@@ -5,6 +5,7 @@ mod build;
 mod fix;
 mod install;
 mod language;
+mod lock;
 mod manifest;
 mod scaffold;
 mod sdk;

@@ -212,7 +212,8 @@ fn build_c(dir: &Path, manifest: &Manifest, component: &str) -> Result<(), Build
         "-fno-builtin",
         "-nostdlib",
         "-Wl,--no-entry",
-        "-Wl,--strip-all",
+        // The names of functions stay, so that a trap says where.
+        "-Wl,--strip-debug",
         // An overflowing stack then traps instead of running into the data. 64 KiB: a policy recurses little, and a
         // small instance starts faster.
         "-Wl,--stack-first",

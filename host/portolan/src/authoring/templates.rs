@@ -1,6 +1,6 @@
 //! The files of a project, from the templates in `templates/`.
 
-use super::{Language, accessors, sdk};
+use super::{Language, accessors, lock, sdk};
 use portolan_policy::QuestionKind;
 
 macro_rules! template {
@@ -22,6 +22,7 @@ pub(super) fn files(name: &str, question: QuestionKind, language: Language) -> V
     match language {
         Language::Rust => {
             files.push(file("Cargo.toml", template!("rust/Cargo.toml.template")));
+            files.push(("Cargo.lock".to_owned(), lock::of(name)));
             files.extend(sdk::files());
         }
         Language::Js => {
@@ -111,7 +112,8 @@ const fn sample_config(question: QuestionKind) -> &'static str {
 const fn helpers(language: Language) -> &'static str {
     match language {
         Language::Rust => {
-            "| `portolan-sdk/` | the SDK's sources: typed views, traits, one macro a question |"
+            "| `portolan-sdk/` | the SDK's sources: typed views, traits, one macro a question |\n\
+             | `Cargo.lock` | the versions that were built and tested with this release; keep it with the sources |"
         }
         Language::Js => "| `portolan.js` | typed views of rows, settings, and the exports of each question |",
         Language::Python => "| `portolan.py` | typed views of rows, settings, and helpers for the answers |",
