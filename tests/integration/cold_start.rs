@@ -65,6 +65,7 @@ fn fill(folder: &Path) {
             budget: None,
             reuse: Reuse::ByClass,
             how: Default::default(),
+            in_place_of: None,
             generation: 0,
             actor: "test".into(),
             reason: String::new(),

@@ -57,6 +57,8 @@ impl<'a> Asker<'a> {
             outcome: fault.map_or("ok", PolicyFault::word).to_owned(),
             answer: result.as_ref().ok().map(in_short),
             detail: fault.map(ToString::to_string),
+            generation: who.bound.generation,
+            config_digest: who.bound.config_digest.clone(),
         });
         if let Some(fault) = fault {
             self.fallbacks.push(Fallback {
@@ -81,6 +83,8 @@ impl<'a> Asker<'a> {
             outcome: "ok".to_owned(),
             answer: None,
             detail: None,
+            generation: None,
+            config_digest: None,
         });
     }
 }

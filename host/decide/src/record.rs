@@ -30,6 +30,12 @@ pub struct PolicyRecord {
     /// The fault in full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// The generation of its binding; absent for what is built in and for a version on trial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// Which configuration it had, in digits that stand for its text; absent when it had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_digest: Option<String>,
 }
 
 /// A version on trial that was asked once the answer was out, with what the decision had been made from.
@@ -257,7 +263,8 @@ pub struct PathRecord {
     pub fallbacks: Vec<Fallback>,
     /// `running`, `ok`, `refused` (by a policy, or for want of a route), `cancelled` or `failed`.
     pub status: String,
-    /// What went wrong.
+    /// Why it did not end well, in words: in which stage the client left, why it was refused, what failed at last. Absent
+    /// while it runs and when it is `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

@@ -140,7 +140,8 @@ impl Budget {
 }
 
 /// How a budget was spent, in numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "on", rename_all = "lowercase")]
 pub enum Spent {
     /// On faults.
     Faults {

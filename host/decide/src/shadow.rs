@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use portolan_base::Moment;
     use portolan_policy::{
-        Answered, Call, CostRow, PolicyDescriptor, PolicyFault, PolicySource, RequestRow, RouteRow,
+        Answered, BoundAs, Call, CostRow, PolicyDescriptor, PolicyFault, PolicySource, RequestRow, RouteRow,
     };
 
     struct Still;
@@ -193,6 +193,7 @@ mod tests {
             name: "new".into(),
             version: "v".into(),
             source: PolicySource::Tenant,
+            bound: BoundAs::default(),
         };
         Says(who, answer)
     }

@@ -36,6 +36,7 @@ mod listen;
 mod logprobs;
 mod models;
 mod passed;
+mod policy_log;
 mod prewarm;
 mod proposals;
 mod recovery;
@@ -89,6 +90,7 @@ pub fn router(site: Arc<Site>) -> Router {
         .route("/v1/portolan/proposals/{id}/{verdict}", post(proposals::decide))
         .route("/v1/portolan/tenants/{tenant}/usage", get(usage::usage))
         .route("/v1/portolan/usage", get(usage::all))
+        .route("/v1/portolan/tenants/{tenant}/policy-log", get(policy_log::lines))
         .route("/v1/portolan/instances/{name}/drain", post(instances::drain))
         .route("/v1/portolan/instances/{name}/resume", post(instances::resume))
         .route("/v1/portolan/config", get(config::effective))

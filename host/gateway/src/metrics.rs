@@ -8,12 +8,11 @@ mod labels;
 mod runtime;
 
 use crate::error::ErrorKind;
-use crate::policies;
 use fleet::FleetGauges;
 use labels::{Error, Fallback, Policy, Request, Shadow, Stage, Work};
 use portolan_decide::{FleetView, PathRecord, PolicyRecord, ShadowRecord};
 use portolan_policy::QuestionKind;
-use portolan_ports::Sample;
+use portolan_ports::{Enforced, Sample};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -209,7 +208,7 @@ impl Metrics {
     }
 
     /// Counts a version that was taken out of force.
-    pub fn enforced(&self, question: QuestionKind, done: policies::Enforced) {
+    pub fn enforced(&self, question: QuestionKind, done: Enforced) {
         let label = labels::Enforced {
             question: question.as_str(),
             change: done.word(),

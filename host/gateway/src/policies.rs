@@ -8,7 +8,9 @@
 //! `spawn_blocking`.
 
 mod approval;
+mod bound;
 mod change;
+mod enforce;
 mod error;
 mod load;
 mod missing;
@@ -32,7 +34,6 @@ pub use order::{
 };
 pub use quota::CountedUpload;
 pub use restore::{NotRestored, Restored};
-pub use rollout::Enforced;
 pub use shared::AdoptError;
 pub use tally::{Breach, Counts};
 pub use usage::{LogLines, PolicyUsage, PolicyUse, Share, Usage};
@@ -44,8 +45,8 @@ use portolan_base::{Clock, TenantName};
 use portolan_decide::PolicyTable;
 use portolan_policy::{NameTables, QuestionKind, Scope};
 use portolan_ports::{
-    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyReport, PolicyState, PolicyStore, QuotaBook,
-    Quotas, Sample, SharedPolicies, Signatures, VersionRecord,
+    Binding, BindingRecord, NoSignatures, PolicyLoader, PolicyLogLine, PolicyReport, PolicyState,
+    PolicyStore, QuotaBook, Quotas, Sample, SharedPolicies, Signatures, VersionRecord,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -177,6 +178,11 @@ impl PolicyDesk {
         let mut samples = self.parts.loader.samples();
         samples.extend(self.missing_samples());
         samples
+    }
+
+    /// The latest log lines of a scope's policies at this host, oldest first.
+    pub fn log_lines(&self, scope: &Scope) -> Vec<PolicyLogLine> {
+        self.parts.loader.log_lines(scope)
     }
 
     /// Whether there is such a tenant.

@@ -2,7 +2,7 @@
 //! Nothing here is on a request's way.
 
 use crate::accepted::Accepted;
-use crate::policies::{Breach, Enforced};
+use crate::policies::Breach;
 use crate::site::Site;
 use portolan_base::{TenantKey, TenantName};
 use portolan_decide::{Draw, PathRecord, PolicyRecord, ShadowRecord, shadow};
@@ -77,14 +77,4 @@ fn ask(site: &Site, shadows: &[Arc<dyn Policy>], record: PathRecord) {
         shadows: asked,
         ..record
     });
-}
-
-impl Enforced {
-    /// The word of the metrics.
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Withdrawn => "withdrawn",
-            Self::RolledBack => "rolled-back",
-        }
-    }
 }

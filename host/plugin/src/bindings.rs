@@ -45,3 +45,14 @@ pub enum Level {
     #[component(name = "error")]
     Error,
 }
+
+impl From<Level> for portolan_ports::LogLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Debug => Self::Debug,
+            Level::Info => Self::Info,
+            Level::Warn => Self::Warn,
+            Level::Error => Self::Error,
+        }
+    }
+}

@@ -2,10 +2,10 @@
 
 use crate::bindings::Level;
 use crate::limiter::Limiter;
-use crate::log::{LINE_MAX_BYTES, LINES_PER_CALL, LogQuota, tame};
+use crate::log::{LINE_MAX_BYTES, LINES_PER_CALL, LogBook, LogQuota, tame};
 use portolan_base::Clock;
 use portolan_policy::QuestionKind;
-use portolan_ports::{Entry, PolicyState, StateSpace};
+use portolan_ports::{Entry, LogOccasion, PolicyLogLine, PolicyState, StateSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +28,8 @@ pub(crate) struct Tenancy {
     pub(crate) state: Arc<dyn PolicyState>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) log: LogQuota,
+    pub(crate) book: Arc<LogBook>,
+    pub(crate) during: LogOccasion,
 }
 
 /// What a host function sees: the data of one store.
@@ -64,10 +66,23 @@ impl GuestState {
         if self.lines > LINES_PER_CALL {
             return tenancy.log.drop_line();
         }
-        let Some(dropped) = tenancy.log.take(tenancy.clock.now()) else {
+        let now = tenancy.clock.now();
+        let Some(dropped) = tenancy.log.take(now) else {
             return;
         };
         let line = tame(message, LINE_MAX_BYTES);
+        let kept = PolicyLogLine {
+            at: now,
+            level: level.into(),
+            question: tenancy.question,
+            policy: tenancy.space.policy.clone(),
+            version: tenancy.version.clone(),
+            request_id: self.request_id.clone(),
+            during: tenancy.during,
+            dropped,
+            text: line.clone(),
+        };
+        tenancy.book.write(&tenancy.space.scope, kept);
         macro_rules! write {
             ($level:ident) => {
                 tracing::$level!(
@@ -77,6 +92,7 @@ impl GuestState {
                     policy = tenancy.space.policy,
                     version = tenancy.version,
                     request = self.request_id,
+                    during = ?tenancy.during,
                     dropped,
                     "{line}"
                 )

@@ -10,7 +10,7 @@ use crate::guest::Blueprint;
 use crate::host::{self, GuestState, Tenancy};
 use crate::lane::Lane;
 use crate::limits::{Limits, SizeClass, TenantLimits};
-use crate::log::LogQuota;
+use crate::log::{LogBook, LogQuota};
 use crate::probing;
 use crate::question::Setup;
 use crate::slots::ScopeSlots;
@@ -18,10 +18,10 @@ use crate::stats::{Counted, Counters, Registry, RuntimeStats, bump};
 use crate::stock::Shelf;
 use crate::version::{Parts, Services, Version};
 use portolan_base::{Clock, TenantName};
-use portolan_policy::{Policy, PolicyDescriptor, PolicySource, QuestionKind, Scope};
+use portolan_policy::{BoundAs, Policy, PolicyDescriptor, PolicySource, QuestionKind, Scope};
 use portolan_ports::{
-    Binding, COMPILE_TIME, PolicyLoader, PolicyRejection, PolicyReport, PolicyState, Rehearsal, Reuse,
-    Sample, StateSpace,
+    Binding, COMPILE_TIME, LogOccasion, PolicyLoader, PolicyLogLine, PolicyRejection, PolicyReport,
+    PolicyState, Rehearsal, Reuse, Sample, StateSpace,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,6 +55,7 @@ pub struct ComponentLoader {
     state: Arc<dyn PolicyState>,
     clock: Arc<dyn Clock>,
     registry: Registry,
+    book: Arc<LogBook>,
     live: Arc<AtomicU64>,
     artefacts_used: AtomicU64,
     artefacts_refused: AtomicU64,
@@ -96,6 +97,7 @@ impl ComponentLoader {
             state,
             clock,
             registry: Registry::default(),
+            book: Arc::default(),
             live: Arc::default(),
             artefacts_used: AtomicU64::new(0),
             artefacts_refused: AtomicU64::new(0),
@@ -113,6 +115,11 @@ impl ComponentLoader {
         self.usual = self.limits.narrowed(&usual);
         self.tenants = tenants.into_iter().map(narrowed).collect();
         self
+    }
+
+    /// The log lines that policies wrote since this was last asked.
+    pub fn take_log_lines(&self) -> Vec<PolicyLogLine> {
+        self.book.take_all()
     }
 
     fn limits_of(&self, scope: &Scope) -> &Limits {
@@ -222,6 +229,8 @@ impl ComponentLoader {
                 self.limits_of(&binding.scope).log_lines_per_second,
                 self.clock.now(),
             ),
+            book: self.book.clone(),
+            during: LogOccasion::Serving,
         })
     }
 
@@ -235,6 +244,7 @@ impl ComponentLoader {
                     Scope::Platform => PolicySource::Platform,
                     Scope::Tenant(_) => PolicySource::Tenant,
                 },
+                bound: BoundAs::default(),
             },
             scope: binding.scope.clone(),
             limits: *self.limits_of(&binding.scope),
@@ -340,6 +350,8 @@ impl PolicyLoader for ComponentLoader {
                     class: inspected.class,
                     limits: &self.limits,
                     clock: &self.clock,
+                    version: report.sha256().to_owned(),
+                    book: &self.book,
                     rehearsal,
                 };
                 subject.probe(&mut report);
@@ -397,6 +409,10 @@ impl PolicyLoader for ComponentLoader {
 
     fn samples(&self) -> Vec<Sample> {
         self.stats().samples()
+    }
+
+    fn log_lines(&self, scope: &Scope) -> Vec<PolicyLogLine> {
+        self.book.lines(scope)
     }
 }
 

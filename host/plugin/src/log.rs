@@ -1,5 +1,9 @@
 //! The log lines of policies: bounded in length and rate, and harmless to a terminal.
 
+mod book;
+
+pub(crate) use book::LogBook;
+
 use parking_lot::Mutex;
 use portolan_base::Moment;
 

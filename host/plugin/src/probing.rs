@@ -5,11 +5,11 @@ use crate::check::{Remark, Report, setup_remark};
 use crate::guest::{Blueprint, Budget, Made, SetupFault};
 use crate::host::{LiveCounters, Tenancy};
 use crate::limits::{Limits, SizeClass};
-use crate::log::LogQuota;
+use crate::log::{LogBook, LogQuota};
 use crate::question::Setup;
 use portolan_base::Clock;
 use portolan_policy::{Answer, PolicyFault, QuestionKind, Scope};
-use portolan_ports::{MemoryState, Rehearsal, StateSpace};
+use portolan_ports::{LogOccasion, MemoryState, Rehearsal, StateSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,6 +23,9 @@ pub(crate) struct Subject<'a> {
     pub(crate) class: SizeClass,
     pub(crate) limits: &'a Limits,
     pub(crate) clock: &'a Arc<dyn Clock>,
+    /// SHA-256 of the component, for its log lines.
+    pub(crate) version: String,
+    pub(crate) book: &'a Arc<LogBook>,
     /// What it is configured with; defaults when `None`.
     pub(crate) rehearsal: Option<Rehearsal<'a>>,
 }
@@ -47,7 +50,11 @@ impl Subject<'_> {
     fn probe_with_defaults(&self, report: &mut Report) {
         let mut refusal = None;
         for config in CONFIGS {
-            let setup = setup_of(Rehearsal { config, names: None });
+            let setup = setup_of(Rehearsal {
+                config,
+                names: None,
+                owner: None,
+            });
             match self.try_with(&setup, report) {
                 Ok(()) => return,
                 Err(SetupFault::Refused(why)) => refusal = Some(why),
@@ -171,16 +178,20 @@ impl Subject<'_> {
 
     /// A fresh store of state each time, so that equal calls can be answered equally.
     fn tenancy(&self) -> Arc<Tenancy> {
+        let owner = self.rehearsal.and_then(|rehearsal| rehearsal.owner);
+        let (scope, policy) = owner.map_or((&Scope::Platform, "probe"), |owner| (owner.scope, owner.name));
         Arc::new(Tenancy {
             question: self.question,
-            version: "probe".into(),
+            version: self.version.clone(),
             space: StateSpace {
-                scope: Scope::Platform,
-                policy: "probe".into(),
+                scope: scope.clone(),
+                policy: policy.to_owned(),
             },
             state: Arc::new(MemoryState::default()),
             clock: self.clock.clone(),
             log: LogQuota::new(self.limits.log_lines_per_second, self.clock.now()),
+            book: self.book.clone(),
+            during: LogOccasion::Check,
         })
     }
 }

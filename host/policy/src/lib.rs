@@ -18,6 +18,6 @@ pub use column::{
     RequestColumn, RequestRow, RequestView, RouteColumn, RouteMatrix, RouteRow, RouteView,
 };
 pub use names::{NameTables, SiteEntry};
-pub use policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource};
+pub use policy::{Answered, BoundAs, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource};
 pub use question::{Dependency, Event, ModelChange, Pressure, Purpose, Question, QuestionKind, Subject};
 pub use scope::Scope;

@@ -17,7 +17,18 @@ pub enum PolicySource {
     Tenant,
 }
 
-/// Who answered: enough to find the exact code again.
+/// As what a component was bound. Nothing of it for what is built in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundAs {
+    /// The generation of its binding; `None` for a version on trial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// Which configuration it has, in digits that stand for its text; `None` for the empty text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_digest: Option<String>,
+}
+
+/// Who answered: enough to find the exact code again, and what it was told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyDescriptor {
     /// The question it answers.
@@ -28,6 +39,9 @@ pub struct PolicyDescriptor {
     pub version: String,
     /// Who bound it.
     pub source: PolicySource,
+    /// As what.
+    #[serde(default)]
+    pub bound: BoundAs,
 }
 
 /// One call: the question and what a component may look up while it answers.

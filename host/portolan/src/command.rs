@@ -47,7 +47,7 @@ pub use kv::{EstimateArgs, KvCommand, QualityArgs};
 pub use modelled::ModelledArgs;
 pub use output::Failure;
 pub use plan::{PlanArgs, PlanExample};
-pub use policy::{BenchArgs, CallArgs, CheckArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
+pub use policy::{BenchArgs, CallArgs, CheckArgs, LogArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
 pub use residency::ResidencyCommand;
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
@@ -276,6 +276,17 @@ pub enum PolicyCommand {
         #[command(flatten)]
         server: ServerArgs,
     },
+    /// Say what answered a question when, and what the host took out of force by itself.
+    History {
+        /// Where.
+        #[command(flatten)]
+        slot: SlotArgs,
+        /// The running host.
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Print what a tenant's policies wrote with `host.log`, the latest lines of the host that is asked.
+    Log(LogArgs),
     /// Make a stored version active.
     Activate {
         /// Where it goes.
@@ -283,7 +294,7 @@ pub enum PolicyCommand {
         slot: SlotArgs,
         /// SHA-256 of the version, or its unique beginning.
         version: String,
-        /// Text for its `configure`, or @FILE; that of its last binding when left out.
+        /// Text for its `configure`, or @FILE; that of its last binding, or the one in force, when left out.
         #[arg(long, value_name = "TEXT|@FILE")]
         config: Option<String>,
         /// fresh: an instance for each call; warm: kept from call to call; by-class: fresh when compact. As in its last

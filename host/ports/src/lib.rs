@@ -2,9 +2,11 @@
 //! compute, move, remember and know implement them.
 
 pub mod bus;
+pub mod config_digest;
 pub mod configuration;
 pub mod control;
 pub mod control_fake;
+pub mod enforced;
 pub mod engine;
 pub mod engine_fake;
 pub mod fleet;
@@ -15,6 +17,7 @@ pub mod landing_fake;
 pub mod loader;
 pub mod loader_fake;
 pub mod operation;
+pub mod policy_log;
 pub mod proposal;
 pub mod quota;
 mod retention;
@@ -40,6 +43,7 @@ pub use bus::{
     AppliedReport, Bus, BusMessage, EffectQuestion, EffectReply, InstanceLoadReport, PRESENCE_LEASE,
     PrefixSummary, SitePresence, SiteState, SnapshotRequest, Visits,
 };
+pub use config_digest::config_digest;
 pub use configuration::{
     Changer, ConfigDone, ConfigOrder, ConfigOutcome, ConfigRefusal, ConfigVersion, Configuration, Edits,
     FleetConfiguration, PendingConfig, SiteConfiguration,
@@ -49,6 +53,7 @@ pub use control::{
     Invalidation, Running, StreamId,
 };
 pub use control_fake::{ControlFault, MemoryControl};
+pub use enforced::{ENFORCED_KEPT, Enforced, EnforcedRecord, Successor};
 pub use engine::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, FetchReport, FinishReason,
     HeldPrefix, KeepJob, KvCache, KvEvent, PrefillJob, PrefillReport, Retention, Role, Sampling,
@@ -63,11 +68,12 @@ pub use kvset::{KvMade, KvPast, KvPiece, KvSet, KvSetError};
 pub use landing::{LandedSet, Landing};
 pub use landing_fake::{LandingFault, MemoryLanding};
 pub use loader::{
-    Binding, COMPILE_TIME, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal,
-    Reuse, Scope, Severity,
+    Binding, COMPILE_TIME, COMPILER_BUSY, Finding, PolicyLoader, PolicyOwner, PolicyRejection, PolicyReport,
+    Rehearsal, Reuse, Scope, Severity,
 };
 pub use loader_fake::FakeLoader;
 pub use operation::{Operation, OperationKind};
+pub use policy_log::{LogLevel, LogOccasion, PolicyLogLine};
 pub use proposal::{ProposalRecord, ProposalState, ProposedChange, SlotState, Verdict, VerdictKind};
 pub use quota::{QuotaBook, Quotas};
 pub use retention::{BINDINGS_KEPT, PROPOSALS_KEPT, bindings_to_forget, proposals_to_forget};

@@ -1,6 +1,6 @@
 //! Turns a policy's bytes into something that can be asked.
 
-use crate::Sample;
+use crate::{PolicyLogLine, Sample};
 use portolan_policy::{NameTables, Policy, QuestionKind};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -156,6 +156,17 @@ pub struct Rehearsal<'a> {
     /// The tables behind the indices: a configuration may speak of sites and jurisdictions by name. Made-up ones when
     /// `None`.
     pub names: Option<&'a Arc<NameTables>>,
+    /// Whose it is, in the log lines that it writes meanwhile; the platform's when `None`.
+    pub owner: Option<PolicyOwner<'a>>,
+}
+
+/// Whose a component is that is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyOwner<'a> {
+    /// Whose policy.
+    pub scope: &'a Scope,
+    /// The policy's name.
+    pub name: &'a str,
 }
 
 /// Checks components and makes them callable. Compiling takes long: never call this on the request path.
@@ -187,6 +198,11 @@ pub trait PolicyLoader: Send + Sync {
 
     /// What the policies did so far, for the metrics page. A loader that does not count has nothing to say.
     fn samples(&self) -> Vec<Sample> {
+        Vec::new()
+    }
+
+    /// The latest log lines of a scope's policies, oldest first. A loader that keeps none has nothing to say.
+    fn log_lines(&self, _scope: &Scope) -> Vec<PolicyLogLine> {
         Vec::new()
     }
 }

@@ -16,12 +16,13 @@
 //! is `faulty` loads, and fails the probes of a rehearsal.
 
 use crate::{
-    Binding, COMPILE_TIME, COMPILER_BUSY, Finding, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal,
-    Scope, Severity,
+    Binding, COMPILE_TIME, COMPILER_BUSY, Finding, LogLevel, LogOccasion, PolicyLoader, PolicyLogLine,
+    PolicyRejection, PolicyReport, Rehearsal, Scope, Severity,
 };
+use portolan_base::Moment;
 use portolan_policy::{
-    Answer, Answered, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Purpose, Question,
-    QuestionKind, RoutingDecision,
+    Answer, Answered, BoundAs, Call, CostColumn, Placement, Policy, PolicyDescriptor, PolicySource, Purpose,
+    Question, QuestionKind, RoutingDecision,
 };
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -187,6 +188,7 @@ impl PolicyLoader for FakeLoader {
                     Scope::Platform => PolicySource::Platform,
                     Scope::Tenant(_) => PolicySource::Tenant,
                 },
+                bound: BoundAs::default(),
             },
             copies: if component.starts_with(b"no-copies") {
                 Placement::Denied
@@ -199,6 +201,22 @@ impl PolicyLoader for FakeLoader {
                 Ways::AllAlike
             },
         }))
+    }
+
+    /// Two lines, which name their scope.
+    fn log_lines(&self, scope: &Scope) -> Vec<PolicyLogLine> {
+        let line = |at, question| PolicyLogLine {
+            at: Moment(at),
+            level: LogLevel::Info,
+            question,
+            policy: "mine".to_owned(),
+            version: "v".to_owned(),
+            request_id: String::new(),
+            during: LogOccasion::Serving,
+            dropped: 0,
+            text: format!("of {scope}"),
+        };
+        vec![line(1, QuestionKind::Cost), line(2, QuestionKind::Routing)]
     }
 }
 

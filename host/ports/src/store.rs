@@ -2,7 +2,7 @@
 
 use crate::Reuse;
 use crate::operation::Operation;
-use crate::{ProposalRecord, Scope, UploadTurn, VersionSignature};
+use crate::{ENFORCED_KEPT, EnforcedRecord, ProposalRecord, Scope, UploadTurn, VersionSignature};
 use bytes::Bytes;
 use portolan_base::{Moment, OperatorName, TenantName};
 use portolan_decide::{Budget, TrialStage};
@@ -109,6 +109,9 @@ pub struct BindingRecord {
     /// How it came about.
     #[serde(default)]
     pub how: BindingChange,
+    /// The version in whose place the host put it, where it did so by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place_of: Option<EnforcedRecord>,
     /// Rises by one with each change of this binding, an `unbind` included.
     pub generation: u64,
     /// Who bound it.
@@ -202,6 +205,9 @@ pub struct RolloutRecord {
     /// Set while the question's fallback answers in place of every version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<HoldRecord>,
+    /// What the host took out of force by itself, oldest first: the latest [`ENFORCED_KEPT`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub enforced: Vec<EnforcedRecord>,
 }
 
 impl RolloutRecord {
@@ -213,6 +219,7 @@ impl RolloutRecord {
             trial: None,
             pinned: None,
             disabled: None,
+            enforced: Vec::new(),
         }
     }
 
@@ -225,6 +232,18 @@ impl RolloutRecord {
     #[must_use]
     pub fn after_binding(mut self, binding: &BindingRecord) -> Self {
         self.trial = self.trial.filter(|trial| trial.sha256 != binding.sha256);
+        match &binding.in_place_of {
+            Some(enforced) => self.with_enforced(enforced.clone()),
+            None => self,
+        }
+    }
+
+    /// The same, which tells what the host took out of force.
+    #[must_use]
+    pub fn with_enforced(mut self, enforced: EnforcedRecord) -> Self {
+        self.enforced.push(enforced);
+        let too_many = self.enforced.len().saturating_sub(ENFORCED_KEPT);
+        self.enforced.drain(..too_many);
         self
     }
 }

@@ -277,11 +277,11 @@ impl PolicyStore for MemoryStore {
             change: Some(ChangeRecord::between(previous.as_ref(), Some(&binding))),
         });
         state.remember(&slot, binding.clone());
-        if let Some(rollout) = state.rollouts.remove(&slot) {
-            state
-                .rollouts
-                .insert(slot.clone(), rollout.after_binding(&binding));
-        }
+        let plain = || RolloutRecord::plain(binding.scope.clone(), binding.question);
+        let rollout = state.rollouts.remove(&slot).unwrap_or_else(plain);
+        state
+            .rollouts
+            .insert(slot.clone(), rollout.after_binding(&binding));
         state.bindings.insert(slot, binding.clone());
         Ok(binding)
     }
@@ -574,6 +574,7 @@ mod tests {
             budget: None,
             reuse: crate::Reuse::ByClass,
             how: crate::BindingChange::Activate,
+            in_place_of: None,
             generation: 0,
             actor: "op".into(),
             reason: String::new(),

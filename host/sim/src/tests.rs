@@ -11,7 +11,7 @@ use portolan_decide::deferral::MAX_DEFERRALS;
 use portolan_decide::{RequestPolicies, SiteIndex};
 use portolan_planner::PrefillProfile;
 use portolan_policy::{
-    Answer, Answered, Call, NameTables, Policy, PolicyDescriptor, PolicySource, QuestionKind,
+    Answer, Answered, BoundAs, Call, NameTables, Policy, PolicyDescriptor, PolicySource, QuestionKind,
     RoutingDecision, SiteEntry, builtin,
 };
 use std::collections::{BTreeMap, HashSet};
@@ -306,6 +306,7 @@ fn a_router_that_always_defers_is_asked_as_often_as_a_gateway_asks_it() {
         name: "never".into(),
         version: String::new(),
         source: PolicySource::Platform,
+        bound: BoundAs::default(),
     };
     let never = Arc::new(Never(who, AtomicU32::new(0)));
     let scenario = Scenario {

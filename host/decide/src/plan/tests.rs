@@ -9,7 +9,8 @@ use portolan_base::{
     BitsPerSecond, Bytes, InstanceName, Moment, Permille, RequestId, Role, SiteName, TenantName, Tokens,
 };
 use portolan_policy::{
-    Answered, Call, Placement, Policy, PolicyDescriptor, PolicyFault, PolicySource, RouteColumn, Scope,
+    Answered, BoundAs, Call, Placement, Policy, PolicyDescriptor, PolicyFault, PolicySource, RouteColumn,
+    Scope,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ fn policy(
         name: "scripted".into(),
         version: "v".into(),
         source: PolicySource::Tenant,
+        bound: BoundAs::default(),
     };
     Arc::new(Scripted {
         who,
@@ -618,6 +620,7 @@ fn the_tenants_policy_comes_before_the_platforms() {
             name: name.into(),
             version: "v".into(),
             source: PolicySource::Platform,
+            bound: BoundAs::default(),
         };
         Arc::new(Scripted {
             who,

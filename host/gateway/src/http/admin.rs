@@ -6,8 +6,8 @@ use super::{body, errors};
 use crate::error::{ErrorKind, RequestError};
 use crate::in_flight::TenantPass;
 use crate::policies::{
-    Activation, By, CountedUpload, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Sender, Upload,
-    UploadDone,
+    Activation, By, CountedUpload, Counts, DeskError, Done, Order, PolicyDesk, PolicySlot, Sender, Stored,
+    Upload, UploadDone,
 };
 use crate::site::Site;
 use axum::Json;
@@ -21,8 +21,7 @@ use portolan_base::TenantName;
 use portolan_decide::Budget;
 use portolan_policy::{QuestionKind, Scope};
 use portolan_ports::{
-    BindingRecord, Finding, PolicyReport, Principal, ProposalRecord, Reuse, RolloutRecord, SharedError,
-    VersionRecord,
+    BindingRecord, Finding, Principal, ProposalRecord, Reuse, RolloutRecord, SharedError, VersionRecord,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -55,8 +54,8 @@ const COMPILER_FREE_AGAIN: Duration = Duration::from_secs(30);
 #[serde(deny_unknown_fields)]
 pub(super) struct UploadQuery {
     name: Option<String>,
-    #[serde(default)]
-    config: String,
+    /// The one in force stays when it is left out.
+    config: Option<String>,
     /// The configuration is so many bytes at the beginning of the body: a long one does not fit into a URL.
     config_bytes: Option<usize>,
     #[serde(default)]
@@ -70,12 +69,12 @@ pub(super) struct UploadQuery {
 
 impl UploadQuery {
     /// The configuration and the component.
-    fn parts(&self, mut body: Bytes) -> Result<(String, Bytes), RequestError> {
+    fn parts(&self, mut body: Bytes) -> Result<(Option<String>, Bytes), RequestError> {
         let Some(bytes) = self.config_bytes else {
             return Ok((self.config.clone(), body));
         };
         let bad = |message: &str| RequestError::bad_field("config_bytes", message);
-        if !self.config.is_empty() {
+        if self.config.is_some() {
             return Err(bad(
                 "send the configuration in the query or at the beginning of the body, not both",
             ));
@@ -85,7 +84,7 @@ impl UploadQuery {
         }
         let config = body.split_to(bytes);
         let config = std::str::from_utf8(&config).map_err(|_| bad("the configuration is not UTF-8"))?;
-        Ok((config.to_owned(), body))
+        Ok((Some(config.to_owned()), body))
     }
 
     fn reuse(&self) -> Result<Reuse, RequestError> {
@@ -133,6 +132,8 @@ struct UploadedBody {
     /// Absent when the version was stored without being made active.
     #[serde(skip_serializing_if = "Option::is_none")]
     generation: Option<u64>,
+    /// The configuration that it is bound with, or was checked with.
+    config: String,
     /// Present when making it active waits for a second operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     proposal: Option<Box<ProposalRecord>>,
@@ -217,31 +218,28 @@ pub(super) async fn upload(
     let stored = stored.await?;
     drop(waits);
     match stored {
-        Ok((version, report, done)) => {
+        Ok((stored, done)) => {
             let status = match &done {
                 Some(Done::Proposed(_)) => StatusCode::ACCEPTED,
                 _ => StatusCode::CREATED,
             };
-            Ok((status, uploaded(version, report, done)).into_response())
+            Ok((status, uploaded(stored, done)).into_response())
         }
         Err(error) => Ok(refusal(error)),
     }
 }
 
 /// What the desk says of an upload: the version, what was found, and what came of making it active.
-type Kept = (VersionRecord, PolicyReport, Option<Done>);
+type Kept = (Stored, Option<Done>);
 
 /// Has the desk keep an upload, and make it active where a sender waits for that.
 fn keep(desk: &PolicyDesk, upload: Upload, by: &By, sender: Option<Sender>) -> Result<Kept, DeskError> {
     match sender {
         Some(sender) => {
             let UploadDone { stored, done } = desk.submit_upload(upload, by, &sender)?;
-            Ok((stored.version, stored.report, Some(done)))
+            Ok((stored, Some(done)))
         }
-        None => {
-            let stored = desk.push(upload, by)?;
-            Ok((stored.version, stored.report, None))
-        }
+        None => Ok((desk.push(upload, by)?, None)),
     }
 }
 
@@ -271,7 +269,12 @@ fn signature(headers: &HeaderMap) -> Result<String, RequestError> {
     Ok(lines.join(","))
 }
 
-fn uploaded(version: VersionRecord, report: PolicyReport, done: Option<Done>) -> Json<UploadedBody> {
+fn uploaded(stored: Stored, done: Option<Done>) -> Json<UploadedBody> {
+    let Stored {
+        version,
+        report,
+        config,
+    } = stored;
     let (generation, proposal) = match done {
         Some(Done::Bound(binding)) => (Some(binding.generation), None),
         Some(Done::Proposed(proposal)) => (None, Some(proposal)),
@@ -283,6 +286,7 @@ fn uploaded(version: VersionRecord, report: PolicyReport, done: Option<Done>) ->
         question: version.question,
         bytes: version.bytes,
         generation,
+        config,
         proposal,
         findings: report.findings,
     })

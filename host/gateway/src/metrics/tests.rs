@@ -31,6 +31,8 @@ fn record() -> PathRecord {
             outcome: "trap".into(),
             answer: None,
             detail: None,
+            generation: None,
+            config_digest: None,
         }],
         shadows: Vec::new(),
         verdicts: Vec::new(),

@@ -51,11 +51,12 @@ impl PolicyDesk {
             let stored = Stored {
                 version: uploaded.version,
                 report: uploaded.report,
+                config: uploaded.binding.config.clone(),
             };
             let done = Done::Bound(Box::new(uploaded.binding));
             return Ok(UploadDone { stored, done });
         }
-        let (slot, config) = (upload.slot.clone(), upload.config.clone());
+        let slot = upload.slot.clone();
         let (budget, reuse) = (upload.budget, upload.reuse);
         let stored = self.push(upload, by)?;
         if sender.has_left() {
@@ -64,7 +65,7 @@ impl PolicyDesk {
         let order = Order::Activate(Activation {
             slot,
             sha256: stored.version.sha256.clone(),
-            config: Some(config),
+            config: Some(stored.config.clone()),
             budget,
             reuse: Some(reuse),
         });

@@ -1,5 +1,6 @@
 //! The changes: upload, push, activate, unbind.
 
+use super::bound;
 use super::load::{Told, check_config};
 use super::rollout::refuse_if_pinned;
 use super::unavailable::Unavailable;
@@ -9,7 +10,8 @@ use portolan_base::id::check_name;
 use portolan_decide::{Budget, PolicyTable};
 use portolan_policy::Policy;
 use portolan_ports::{
-    BindingChange, BindingRecord, NewVersion, PolicyReport, Rehearsal, Reuse, VersionRecord, VersionSignature,
+    BindingChange, BindingRecord, EnforcedRecord, NewVersion, PolicyOwner, PolicyReport, Rehearsal, Reuse,
+    VersionRecord, VersionSignature,
 };
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ struct Proven {
     compiled: Bytes,
     signatures: Vec<VersionSignature>,
     policy: Arc<dyn Policy>,
+    config: String,
 }
 
 /// A binding before it is made.
@@ -29,6 +32,7 @@ pub(super) struct NewBinding {
     pub(super) budget: Option<Budget>,
     pub(super) reuse: Reuse,
     pub(super) how: BindingChange,
+    pub(super) in_place_of: Option<EnforcedRecord>,
 }
 
 impl NewBinding {
@@ -41,6 +45,7 @@ impl NewBinding {
             budget: earlier.budget,
             reuse: earlier.reuse,
             how: BindingChange::RollBack,
+            in_place_of: None,
         }
     }
 }
@@ -63,11 +68,15 @@ impl PolicyDesk {
         self.refuse_alone(&upload.slot, by)?;
         refuse_if_pinned(&self.rollout(&upload.slot)?, &upload.slot)?;
         let proven = self.prove(&upload)?;
-        let name = upload.name.clone();
-        let config = upload.config.clone();
+        let (name, keeps_config) = (upload.name.clone(), upload.config.is_none());
         let (budget, reuse) = (upload.budget, upload.reuse);
         let slot = upload.slot.clone();
         let _changing = self.changing.lock();
+        if keeps_config && self.config_in_force(&slot, &name)?.0 != proven.config {
+            return Err(DeskError::Conflict(format!(
+                "the configuration of {slot} changed while the component was checked with the one before; send it again"
+            )));
+        }
         let made = (proven.compiled, proven.signatures);
         let version = self.keep(upload, (&proven.report.sha256, made), by)?;
         if sender.has_left() {
@@ -76,10 +85,11 @@ impl PolicyDesk {
         let new = NewBinding {
             name,
             sha256: version.sha256.clone(),
-            config,
+            config: proven.config,
             budget,
             reuse,
             how: BindingChange::Activate,
+            in_place_of: None,
         };
         let binding = self.bind(&slot, (new, proven.policy), by)?;
         Ok(Uploaded {
@@ -98,6 +108,7 @@ impl PolicyDesk {
         Ok(Stored {
             version,
             report: proven.report,
+            config: proven.config,
         })
     }
 
@@ -123,6 +134,7 @@ impl PolicyDesk {
             budget,
             reuse: known.reuse,
             how: BindingChange::Activate,
+            in_place_of: None,
         };
         self.bind(&slot, (new, policy), by)
     }
@@ -146,16 +158,25 @@ impl PolicyDesk {
     /// Checks, compiles and loads, touching neither store nor table.
     fn prove(&self, upload: &Upload) -> Result<Proven, DeskError> {
         check_name(&upload.name)?;
-        check_config(&upload.config)?;
+        let (config, told) = match &upload.config {
+            Some(config) => (config.clone(), None),
+            None => self.config_in_force(&upload.slot, &upload.name)?,
+        };
+        check_config(&config)?;
         let names = self.names(&upload.slot);
         let rehearsal = Rehearsal {
-            config: &upload.config,
+            config: &config,
             names: Some(&names),
+            owner: Some(PolicyOwner {
+                scope: &upload.slot.scope,
+                name: &upload.name,
+            }),
         };
         let mut report =
             self.parts
                 .loader
                 .check(Some(upload.slot.question), &upload.component, Some(rehearsal));
+        report.findings.extend(told);
         if !report.ok {
             return Err(DeskError::of_report(report));
         }
@@ -167,7 +188,7 @@ impl PolicyDesk {
         let told = Told {
             name: &upload.name,
             sha256: &report.sha256,
-            config: &upload.config,
+            config: &config,
             reuse: upload.reuse,
         };
         let binding = self.binding(&upload.slot, told);
@@ -180,6 +201,7 @@ impl PolicyDesk {
             compiled,
             signatures,
             policy,
+            config,
         })
     }
 
@@ -226,6 +248,7 @@ impl PolicyDesk {
             budget: new.budget,
             reuse: new.reuse,
             how: new.how,
+            in_place_of: new.in_place_of,
             generation: 0,
             actor: by.actor.clone(),
             reason: by.reason.clone(),
@@ -243,6 +266,7 @@ impl PolicyDesk {
                 hold,
             )),
         };
+        let policy = bound::bound(policy, &binding);
         self.swap(|table| {
             let table = table.with(slot.scope.clone(), slot.question, policy);
             match rollout.trial {

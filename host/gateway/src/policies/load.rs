@@ -6,7 +6,9 @@ mod tests;
 use super::error::CONFIG_MAX_BYTES;
 use super::{DeskError, PolicyDesk, PolicySlot};
 use portolan_policy::Policy;
-use portolan_ports::{BindingRecord, Rehearsal, Reuse, TrialRecord};
+use portolan_ports::{
+    BindingRecord, Finding, PolicyOwner, Rehearsal, Reuse, Severity, TrialRecord, config_digest,
+};
 use std::sync::Arc;
 
 /// What a version is told, and how its instances are used.
@@ -65,33 +67,78 @@ impl LastKnown {
 }
 
 impl PolicyDesk {
-    /// How a stored version is to be bound: as it was last, but for what an order says otherwise. With a configuration
-    /// that it was not last bound with, it is probed first, as an upload is.
+    /// How a stored version is to be bound: as it was last, but for what an order says otherwise; one that never was, with
+    /// the configuration in force, where that is of the same policy. With a configuration that it was not last bound with, it is probed first, as an upload
+    /// is.
     pub(super) fn known_with(
         &self,
         slot: &PolicySlot,
         sha256: &str,
         (config, reuse): (Option<String>, Option<Reuse>),
     ) -> Result<LastKnown, DeskError> {
-        let last = self.last_known(slot, sha256)?;
-        if let Some(config) = config.as_ref().filter(|config| **config != last.config) {
-            self.rehearse(slot, sha256, config)?;
+        let (last, was_bound) = self.last_known(slot, sha256)?;
+        let proven = if was_bound {
+            last.config.clone()
+        } else {
+            String::new()
+        };
+        let (config, told) = match config {
+            Some(config) => (config, None),
+            None if was_bound => (last.config, None),
+            None => self.config_in_force(slot, &last.name)?,
+        };
+        if config != proven {
+            self.rehearse(slot, (&last.name, sha256), &config)
+                .map_err(|error| match error {
+                    DeskError::Rejected(mut report) => {
+                        report.findings.extend(told);
+                        DeskError::Rejected(report)
+                    }
+                    error => error,
+                })?;
         }
         Ok(LastKnown {
-            config: config.unwrap_or(last.config),
+            config,
             reuse: reuse.unwrap_or(last.reuse),
             ..last
         })
     }
 
+    /// What a policy of this name is configured with when nobody says: the binding in force may be an older version of it,
+    /// whose configuration stays. Another policy's is not for it. With it, what there is to say about that.
+    pub(super) fn config_in_force(
+        &self,
+        slot: &PolicySlot,
+        name: &str,
+    ) -> Result<(String, Option<Finding>), DeskError> {
+        let bound = self.bound(slot)?.filter(|bound| !bound.config.is_empty());
+        Ok(match bound {
+            None => (String::new(), None),
+            Some(bound) if bound.name == name => {
+                let told = config_kept(&bound.config);
+                (bound.config, Some(told))
+            }
+            Some(bound) => (String::new(), Some(config_not_kept(&bound, name))),
+        })
+    }
+
     /// Checks a stored version with a configuration and the slot's name tables.
-    fn rehearse(&self, slot: &PolicySlot, sha256: &str, config: &str) -> Result<(), DeskError> {
+    fn rehearse(
+        &self,
+        slot: &PolicySlot,
+        (name, sha256): (&str, &str),
+        config: &str,
+    ) -> Result<(), DeskError> {
         check_config(config)?;
         let component = self.parts.store.component(sha256)?;
         let names = self.names(slot);
         let rehearsal = Rehearsal {
             config,
             names: Some(&names),
+            owner: Some(PolicyOwner {
+                scope: &slot.scope,
+                name,
+            }),
         };
         let report = self
             .parts
@@ -103,19 +150,20 @@ impl PolicyDesk {
         }
     }
 
-    /// How a stored version was last bound; when it never was: under its own name, with no text, by class.
-    fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<LastKnown, DeskError> {
+    /// How a stored version was last bound, and whether it was; when not: under its own name, with no text, by class.
+    fn last_known(&self, slot: &PolicySlot, sha256: &str) -> Result<(LastKnown, bool), DeskError> {
         let mut versions = self.versions(slot)?.into_iter();
         let version = versions.find(|version| version.sha256 == sha256);
         let version = version.ok_or_else(|| DeskError::NotFound(format!("version {sha256:?} of {slot}")))?;
         let mut history = self.history(slot)?.into_iter().rev();
         let Some(last) = history.find(|binding| binding.sha256 == sha256) else {
-            return Ok(LastKnown {
+            let new = LastKnown {
                 name: version.name,
                 sha256: version.sha256,
                 config: String::new(),
                 reuse: Reuse::ByClass,
-            });
+            };
+            return Ok((new, false));
         };
         // The same component may have come again since, under another name.
         let name = if last.at < version.at {
@@ -123,12 +171,13 @@ impl PolicyDesk {
         } else {
             last.name
         };
-        Ok(LastKnown {
+        let last = LastKnown {
             name,
             sha256: version.sha256,
             config: last.config,
             reuse: last.reuse,
-        })
+        };
+        Ok((last, true))
     }
 
     /// Makes a stored version callable. An artefact that is missing is made and kept.
@@ -176,6 +225,34 @@ impl PolicyDesk {
         let component = self.parts.store.component(sha256)?;
         let compiled = self.parts.loader.compile(&component)?;
         Ok(self.parts.store.put_compiled(sha256, &compiled)?)
+    }
+}
+
+fn config_kept(config: &str) -> Finding {
+    Finding {
+        code: "configuration-kept".to_owned(),
+        severity: Severity::Note,
+        message: format!(
+            "no configuration was given, and the one in force is kept: {}, {} bytes",
+            config_digest(config).unwrap_or_default(),
+            config.len()
+        ),
+        help: "give another one with --config, or none with --config ''".to_owned(),
+    }
+}
+
+fn config_not_kept(bound: &BindingRecord, name: &str) -> Finding {
+    Finding {
+        code: "configuration-not-kept".to_owned(),
+        severity: Severity::Warning,
+        message: format!(
+            "no configuration was given, and that of {}, which is in force, is not handed to another policy, {name}",
+            bound.name
+        ),
+        help: format!(
+            "give one with --config; where this is a new version of {}, push it with --name {}",
+            bound.name, bound.name
+        ),
     }
 }
 

@@ -104,9 +104,9 @@ pub struct Upload {
     pub name: String,
     /// The component.
     pub component: Bytes,
-    /// The binding's text for `configure`, JSON by convention, at most 64 KiB. A push checks the component with it
-    /// and does not keep it.
-    pub config: String,
+    /// The binding's text for `configure`, JSON by convention, at most 64 KiB; `None`: that of the binding in force
+    /// stays, where it is of the same name. A push checks the component with it and does not keep it.
+    pub config: Option<String>,
     /// The text of its signatures, see [`portolan_ports::VersionSignature::read_all`]; empty: it has none.
     pub signature: String,
     /// What it may cost before the version before it comes back; `None`: whatever it costs. A push does not keep it.
@@ -123,7 +123,7 @@ pub struct Activation {
     /// SHA-256 of the component, hexadecimal.
     pub sha256: String,
     /// The binding's text for `configure`; `None` takes the text this version was last bound with, so that a roll-back
-    /// brings back the version as it was.
+    /// brings back the version as it was, or that of the binding in force, of the same name, where it never was.
     pub config: Option<String>,
     /// What it may cost before the version before it comes back; `None`: whatever it costs.
     pub budget: Option<Budget>,
@@ -140,7 +140,8 @@ pub struct TrialOrder {
     pub sha256: Option<String>,
     /// How far it is to go.
     pub stage: TrialStage,
-    /// The text for `configure`; `None` takes the text it is on trial with, or was last bound with.
+    /// The text for `configure`; `None` takes the text it is on trial with, or was last bound with, or that of the
+    /// binding in force where it never was.
     pub config: Option<String>,
     /// What it may cost; `None` takes the budget it is on trial with, or the default.
     pub budget: Option<Budget>,
@@ -229,6 +230,8 @@ pub struct Stored {
     pub version: VersionRecord,
     /// What the check found: notes and warnings.
     pub report: PolicyReport,
+    /// The text for `configure` that it was checked with.
+    pub config: String,
 }
 
 /// A version that was kept and made active.

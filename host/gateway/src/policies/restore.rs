@@ -4,6 +4,7 @@
 //! with a fault meanwhile, so that its fallbacks apply and nothing opens that it closed. Once the doors are open, the
 //! rest is compiled in the background and put in place one by one.
 
+use super::bound;
 use super::load::Told;
 use super::missing::Missing;
 use super::unavailable::Unavailable;
@@ -175,19 +176,19 @@ impl PolicyDesk {
         let mut table = table.without(&scope, question).without_trial(&scope, question);
         self.missing.lock().remove(slot);
         if let Some(hold) = &rollout.disabled {
-            let bound = bound.as_ref().map(|b| (&*b.name, &*b.sha256));
-            let on_trial = rollout.trial.as_ref().map(|t| (&*t.name, &*t.sha256));
-            return match bound.or(on_trial) {
-                Some(who) => table.with(scope, question, Arc::new(Unavailable::disabled(slot, who, hold))),
-                None => table,
+            let stand_in = |name: &str, sha256: &str| -> Arc<dyn Policy> {
+                Arc::new(Unavailable::disabled(slot, (name, sha256), hold))
             };
+            let policy = match (&bound, &rollout.trial) {
+                (Some(binding), _) => bound::bound(stand_in(&binding.name, &binding.sha256), binding),
+                (None, Some(trial)) => bound::on_trial(stand_in(&trial.name, &trial.sha256), trial),
+                (None, None) => return table,
+            };
+            return table.with(scope, question, policy);
         }
         if let Some(binding) = bound {
-            table = table.with(
-                scope.clone(),
-                question,
-                self.restored(slot, binding, restored, load),
-            );
+            let policy = self.restored(slot, binding.clone(), restored, load);
+            table = table.with(scope.clone(), question, bound::bound(policy, &binding));
         }
         match rollout
             .trial
@@ -242,7 +243,10 @@ impl PolicyDesk {
     ) -> Option<Trial> {
         let (name, version, stage) = (&*trial.name, &*trial.sha256, trial.stage);
         match load(slot, Told::from(trial)) {
-            Ok(policy) => Some(Trial { policy, stage }),
+            Ok(policy) => Some(Trial {
+                policy: bound::on_trial(policy, trial),
+                stage,
+            }),
             Err(DeskError::NotCompiled) => {
                 if !restored.pending.contains(slot) {
                     restored.pending.push(slot.clone());

@@ -1,26 +1,18 @@
 //! The life of a version after its upload: shadow, canary, promotion; roll-back, pin, and taking a question out of
 //! force. What the store is told is in the table before the call returns.
 
+use super::bound;
 use super::change::NewBinding;
 use super::load::Told;
-use super::order::{BUDGET, RollBack, TrialOrder};
-use super::tally::Breach;
+use super::order::{RollBack, TrialOrder};
 use super::{By, DeskError, PolicyDesk, PolicySlot, Restored};
 use portolan_decide::{Trial, TrialStage};
 use portolan_ports::{
-    BindingChange, BindingRecord, HoldRecord, RolloutChange, RolloutDeed, RolloutRecord, TrialRecord,
+    BindingChange, BindingRecord, EnforcedRecord, HoldRecord, RolloutChange, RolloutDeed, RolloutRecord,
+    Successor, TrialRecord,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
-
-/// What was done about a spent budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enforced {
-    /// The version was on trial and is not any more.
-    Withdrawn,
-    /// The version was bound, and the one before it came back.
-    RolledBack,
-}
 
 impl PolicyDesk {
     /// What is on trial and what is held in one slot.
@@ -52,6 +44,7 @@ impl PolicyDesk {
             return Err(DeskError::Conflict(what));
         }
         trial.at = self.parts.clock.now();
+        let policy = bound::on_trial(policy, &trial);
         let subject = format!("{} {}, {stage}", subject_of(&slot, &trial), trial.config);
         let rollout = RolloutRecord {
             trial: Some(trial),
@@ -83,6 +76,7 @@ impl PolicyDesk {
             budget: Some(trial.budget),
             reuse: trial.reuse,
             how: BindingChange::Promote,
+            in_place_of: None,
         };
         self.bind(slot, (new, policy), by)
     }
@@ -90,16 +84,14 @@ impl PolicyDesk {
     /// Ends a trial: the bound version, or the fallback, answers everyone.
     pub fn withdraw(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
         let _changing = self.changing.lock();
-        self.withdraw_held(slot, by)
+        self.end_trial(self.rollout(slot)?, by)
     }
 
-    fn withdraw_held(&self, slot: &PolicySlot, by: &By) -> Result<RolloutRecord, DeskError> {
-        let rollout = self.rollout(slot)?;
+    /// Only called while `changing` is held.
+    pub(super) fn end_trial(&self, mut rollout: RolloutRecord, by: &By) -> Result<RolloutRecord, DeskError> {
+        let slot = &PolicySlot::new(rollout.scope.clone(), rollout.question);
         let trial = self.on_trial(&rollout, slot)?;
-        let rollout = RolloutRecord {
-            trial: None,
-            ..rollout
-        };
+        rollout.trial = None;
         let told = (RolloutChange::Withdraw, subject_of(slot, &trial));
         self.write(rollout.clone(), told, by)?;
         self.swap(|table| table.without_trial(&slot.scope, slot.question));
@@ -109,7 +101,7 @@ impl PolicyDesk {
 
     /// Brings back an earlier binding: version, name, configuration, budget and reuse.
     pub fn roll_back(&self, order: &RollBack, by: &By) -> Result<BindingRecord, DeskError> {
-        self.roll_back_from(order, self.bound(&order.slot)?.as_ref(), by)
+        self.roll_back_from(order, (self.bound(&order.slot)?.as_ref(), None), by)
     }
 
     /// The binding that a roll-back brings back.
@@ -132,14 +124,20 @@ impl PolicyDesk {
             .ok_or_else(|| DeskError::NotFound(format!("an earlier binding of {slot} to roll back to")))
     }
 
-    fn roll_back_from(
+    /// The same for a slot that holds `bound`. The host says what it takes out of force; whom it puts there instead is
+    /// filled in.
+    pub(super) fn roll_back_from(
         &self,
         order: &RollBack,
-        bound: Option<&BindingRecord>,
+        (bound, enforced): (Option<&BindingRecord>, Option<EnforcedRecord>),
         by: &By,
     ) -> Result<BindingRecord, DeskError> {
         let slot = &order.slot;
         let earlier = self.earlier(order, bound)?;
+        let in_place_of = enforced.map(|enforced| EnforcedRecord {
+            instead: Some(Successor::from(&earlier)),
+            ..enforced
+        });
         let policy = self.load_stored(slot, Told::from(&earlier))?;
         let _changing = self.changing.lock();
         if self.bound(slot)?.as_ref() != bound {
@@ -147,7 +145,11 @@ impl PolicyDesk {
                 "the binding changed meanwhile; look again".to_owned(),
             ));
         }
-        self.bind(slot, (NewBinding::again(earlier), policy), by)
+        let new = NewBinding {
+            in_place_of,
+            ..NewBinding::again(earlier)
+        };
+        self.bind(slot, (new, policy), by)
     }
 
     /// Holds the binding as it is until it is unpinned. A trial that runs may be withdrawn, not promoted.
@@ -193,53 +195,6 @@ impl PolicyDesk {
             hold.map(drop)
                 .ok_or_else(|| DeskError::Conflict(format!("{slot} is not disabled")))
         })
-    }
-
-    /// Takes a version whose budget is spent out of force, unless somebody did meanwhile. `None`: there was nothing to
-    /// do, or nothing may be done since the binding is pinned or has none before it. A budget that stays spent is told again,
-    /// so that what could not be done is tried again.
-    pub fn enforce(&self, breach: &Breach) -> Result<Option<Enforced>, DeskError> {
-        let Breach { slot, version, spent } = breach;
-        let by = By::host(BUDGET, &spent.to_string());
-        {
-            let _changing = self.changing.lock();
-            let rollout = self.rollout(slot)?;
-            if rollout.trial.is_some_and(|trial| trial.sha256 == *version) {
-                self.withdraw_held(slot, &by)?;
-                tracing::warn!(%slot, version, %spent, "the trial of a policy was withdrawn: its budget is spent");
-                return Ok(Some(Enforced::Withdrawn));
-            }
-            if let Some(pin) = rollout.pinned {
-                let who = pin.actor;
-                tracing::warn!(%slot, version, %spent, pinned_by = who, "the budget of a pinned policy is spent, and it stays bound");
-                return Ok(None);
-            }
-        }
-        let Some(bound) = self.bound(slot)?.filter(|bound| bound.sha256 == *version) else {
-            return Ok(None);
-        };
-        let order = RollBack {
-            slot: slot.clone(),
-            to: None,
-        };
-        match self.roll_back_from(&order, Some(&bound), &by) {
-            Ok(back) => {
-                let to = back.sha256;
-                tracing::warn!(%slot, version, to, %spent, "a policy was rolled back: its budget is spent");
-                Ok(Some(Enforced::RolledBack))
-            }
-            Err(
-                error @ (DeskError::Pinned { .. }
-                | DeskError::NotFound(_)
-                | DeskError::Conflict(_)
-                | DeskError::Rejected(_)
-                | DeskError::CompileLimit(_)),
-            ) => {
-                tracing::warn!(%slot, version, %spent, %error, "the budget of a policy is spent, and it stays bound");
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     /// The binding in force.

@@ -35,6 +35,8 @@ pub struct Breach {
     pub version: String,
     /// In numbers.
     pub spent: Spent,
+    /// The latest fault that counted, in words.
+    pub last_fault: Option<String>,
 }
 
 /// Tallies by slot and version.
@@ -45,6 +47,7 @@ pub(super) struct Tallies(HashMap<PolicySlot, HashMap<String, Tally>>);
 struct Tally {
     counts: Counts,
     meter: Option<BudgetMeter>,
+    last_fault: Option<String>,
 }
 
 impl Tallies {
@@ -86,6 +89,9 @@ impl PolicyDesk {
             tally.counts.calls += 1;
             tally.counts.faults += u64::from(failed);
             let at_fault = failed && call.outcome != SATURATED;
+            if at_fault && tally.meter.is_some() {
+                tally.last_fault = Some(call.detail.as_ref().unwrap_or(&call.outcome).clone());
+            }
             let spent = tally
                 .meter
                 .as_mut()
@@ -94,6 +100,7 @@ impl PolicyDesk {
                 slot,
                 version: call.version.clone(),
                 spent,
+                last_fault: tally.last_fault.clone(),
             }));
         }
         breaches
@@ -150,6 +157,7 @@ impl PolicyDesk {
             let tally = Tally {
                 counts: Counts::default(),
                 meter: Some(BudgetMeter::new(budget)),
+                last_fault: None,
             };
             (version, tally)
         });

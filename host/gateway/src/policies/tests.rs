@@ -38,7 +38,7 @@ pub(super) fn upload(slot: PolicySlot, component: &str) -> Upload {
         slot,
         name: "mine".into(),
         component: component.to_owned().into(),
-        config: String::new(),
+        config: None,
         signature: String::new(),
         budget: None,
         reuse: Reuse::ByClass,
@@ -88,11 +88,11 @@ fn a_bad_upload_changes_nothing_and_leaves_nothing() {
         upload(routing(), "ok-cost:"),
         upload(routing(), "unloadable:"),
         Upload {
-            config: "bad".into(),
+            config: Some("bad".into()),
             ..upload(routing(), "ok:2")
         },
         Upload {
-            config: long,
+            config: Some(long),
             ..upload(routing(), "ok:2")
         },
         Upload {
@@ -149,7 +149,7 @@ fn a_pushed_version_waits_until_it_is_activated_and_a_roll_back_brings_back_its_
     let store = Arc::new(MemoryStore::new());
     let desk = desk_over(&store);
     let configured = Upload {
-        config: "{\"a\":1}".into(),
+        config: Some("{\"a\":1}".into()),
         ..upload(routing(), "ok:1")
     };
     let first = desk.upload(configured, &by()).unwrap();

@@ -1,7 +1,7 @@
 //! Stands in for a bound policy that could not be loaded, or that somebody disabled.
 
 use super::PolicySlot;
-use portolan_policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource, Scope};
+use portolan_policy::{Answered, BoundAs, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource, Scope};
 use portolan_ports::HoldRecord;
 
 /// Answers every call with [`PolicyFault::Unavailable`]. Leaving the policy out instead would open what a residency
@@ -21,6 +21,7 @@ impl Unavailable {
                 Scope::Platform => PolicySource::Platform,
                 Scope::Tenant(_) => PolicySource::Tenant,
             },
+            bound: BoundAs::default(),
         };
         Self { descriptor, reason }
     }

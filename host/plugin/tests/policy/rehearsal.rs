@@ -1,13 +1,17 @@
 //! A check tries a component with the configuration and the names it will be bound with.
 
-use crate::guests::{CONFIGURED, Guest};
-use crate::support::loader;
-use portolan_policy::NameTables;
-use portolan_ports::{Finding, PolicyLoader, PolicyReport, Rehearsal};
+use crate::guests::{CONFIGURED, Guest, LOG};
+use crate::support::{loader, tenant};
+use portolan_policy::{NameTables, Scope};
+use portolan_ports::{Finding, LogOccasion, PolicyLoader, PolicyOwner, PolicyReport, Rehearsal};
 use std::sync::Arc;
 
 fn with_config(component: &[u8], config: &str) -> PolicyReport {
-    let rehearsal = Rehearsal { config, names: None };
+    let rehearsal = Rehearsal {
+        config,
+        names: None,
+        owner: None,
+    };
     loader().check(None, component, Some(rehearsal))
 }
 
@@ -41,6 +45,7 @@ fn a_configuration_that_is_refused_keeps_the_component_out_and_is_named() {
     let bound = Rehearsal {
         config: "nonsense",
         names: Some(&names),
+        owner: None,
     };
     let report = loader().check(None, &demanding(), Some(bound));
     let refused = find(&report, "configuration-refused").unwrap();
@@ -59,6 +64,38 @@ fn probes_go_to_the_component_as_it_is_configured() {
     assert_eq!(find(&with_config(&component, "{}"), "probe-failed"), None);
     let report = with_config(&component, "!");
     assert!(find(&report, "probe-failed").is_some(), "{report:#?}");
+}
+
+#[test]
+fn what_a_component_writes_while_it_is_checked_is_its_owners() {
+    let guest = Guest {
+        imports: LOG,
+        ..Guest::always("(call $log (i32.const 1) (i32.const 1024) (i32.const 16))")
+    };
+    let (loader, component, owner) = (loader(), guest.component(), tenant("t"));
+    let rehearsal = Rehearsal {
+        config: "",
+        names: None,
+        owner: Some(PolicyOwner {
+            scope: &owner,
+            name: "mine",
+        }),
+    };
+    let report = loader.check(None, &component, Some(rehearsal));
+    let lines = loader.log_lines(&owner);
+    assert!(!lines.is_empty(), "{report:#?}");
+    for line in &lines {
+        assert_eq!((&*line.policy, line.during), ("mine", LogOccasion::Check));
+        assert_eq!(line.version, report.sha256);
+    }
+    assert_eq!(loader.log_lines(&Scope::Platform), []);
+    loader.check(None, &component, None);
+    assert_eq!(
+        loader.log_lines(&owner).len(),
+        lines.len(),
+        "nobody's, so the platform's"
+    );
+    assert!(!loader.log_lines(&Scope::Platform).is_empty());
 }
 
 #[test]
@@ -85,6 +122,7 @@ fn probes_speak_of_the_names_that_are_given() {
     let rehearsal = Rehearsal {
         config: "",
         names: Some(&names),
+        owner: None,
     };
     let report = loader().check(None, &component, Some(rehearsal));
     assert!(find(&report, "probe-failed").is_some(), "{report:#?}");

@@ -6,7 +6,7 @@ use portolan_policy::{
     Answer, Call, CostColumn, Directive, Event, GroupColumn, Matrix, ModelChange, Placement, PolicyFault,
     PolicySource, Purpose, Question, QuestionKind, RoutingDecision, Scope, Subject,
 };
-use portolan_ports::PolicyLoader;
+use portolan_ports::{LogLevel, LogOccasion, PolicyLoader};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -240,6 +240,17 @@ fn log_lines_say_whose_they_are_and_are_rationed() {
         assert!(lines[0].contains(part), "{part} is missing in {}", lines[0]);
     }
     assert!(lines[0].contains(&"x".repeat(256)) && !lines[0].contains(&"x".repeat(257)));
+
+    let kept = loader.log_lines(&tenant("t"));
+    assert_eq!(kept.len(), 16, "their author sees the same");
+    assert_eq!(
+        (&*kept[0].request_id, kept[0].level, kept[0].during),
+        ("req-1", LogLevel::Warn, LogOccasion::Serving)
+    );
+    assert_eq!(kept[0].text, "x".repeat(256));
+    for other in [tenant("u"), Scope::Platform] {
+        assert_eq!(loader.log_lines(&other), [], "{other}");
+    }
 }
 
 #[test]

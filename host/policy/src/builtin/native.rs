@@ -3,7 +3,7 @@
 use super::contract::{Candidates, Cost, Groups, Invalidation, Residency, Routes, Routing};
 use crate::answer::Answer;
 use crate::column::RequestView;
-use crate::policy::{Answered, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource};
+use crate::policy::{Answered, BoundAs, Call, Policy, PolicyDescriptor, PolicyFault, PolicySource};
 use crate::question::{Question, QuestionKind};
 use std::sync::Arc;
 
@@ -61,6 +61,7 @@ pub(super) fn native(name: &str, code: Code) -> Arc<dyn Policy> {
         name: name.to_owned(),
         version: "built-in".to_owned(),
         source: PolicySource::BuiltIn,
+        bound: BoundAs::default(),
     };
     Arc::new(Native { descriptor, code })
 }

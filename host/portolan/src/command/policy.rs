@@ -3,6 +3,9 @@
 mod bench;
 mod call;
 mod check;
+pub(super) mod history;
+mod list;
+mod log;
 mod push;
 mod replay;
 mod test;
@@ -10,6 +13,7 @@ mod test;
 pub use bench::BenchArgs;
 pub use call::CallArgs;
 pub use check::CheckArgs;
+pub use log::LogArgs;
 pub use push::{PullArgs, PushArgs};
 pub use replay::ReplayArgs;
 pub use test::TestArgs;
@@ -45,7 +49,15 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
         PolicyCommand::Pull(args) => push::pull(&args, as_json),
         PolicyCommand::List { tenant, server } => {
             let listed = client(&server).get(&format!("/v1/portolan/tenants/{}/policies", segment(&tenant)));
-            finish(listed.map_err(|e| refused(&e)), as_json, &said_of_list)
+            finish(listed.map_err(|e| refused(&e)), as_json, &list::said)
+        }
+        PolicyCommand::History { slot, server } => {
+            let slot = client(&server).get(&path(&slot));
+            finish(slot.map_err(|e| refused(&e)), as_json, &history::said)
+        }
+        PolicyCommand::Log(args) => {
+            let lines = client(&args.server).get(&args.path());
+            finish(lines.map_err(|e| refused(&e)), as_json, &log::said)
         }
         PolicyCommand::Unbind { slot, reason, server } => {
             let gone = client(&server).delete(&path(&slot), &[("reason", &*reason)]);
@@ -131,6 +143,10 @@ fn said_of_upload(body: &Value) -> Vec<String> {
         short(&text("version")),
         state
     )];
+    if body["generation"].is_u64() {
+        let config = body["config"].as_str().unwrap_or_default();
+        out.push(format!("  with {}", history::configuration(config)));
+    }
     let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
     out.extend(findings.iter().flat_map(said_of_finding));
     out
@@ -142,79 +158,6 @@ fn said_of_unbinding(body: &Value) -> Vec<String> {
         None => "unbound; the platform's policy or the built-in one answers".to_owned(),
     };
     vec![said]
-}
-
-fn said_of_list(body: &Value) -> Vec<String> {
-    let mut out = Vec::new();
-    for slot in body["policies"].as_array().into_iter().flatten() {
-        let active = slot["binding"]["sha256"].as_str();
-        let trial = &slot["rollout"]["trial"];
-        let on_trial = trial["sha256"].as_str();
-        out.push(slot["question"].as_str().unwrap_or("?").to_owned());
-        out.extend(said_of_holds(&slot["rollout"]));
-        for version in slot["versions"].as_array().into_iter().flatten() {
-            let sha = version["sha256"].as_str().unwrap_or("?");
-            let state = match () {
-                () if Some(sha) == active => "active",
-                () if Some(sha) == on_trial => trial["stage"].as_str().unwrap_or("on trial"),
-                () => "",
-            };
-            let text = |key: &str| tame(version[key].as_str().unwrap_or("?"));
-            let said = format!(
-                "  {} {state:<7} {:<20} {} {:>9} bytes  by {}",
-                short(sha),
-                text("name"),
-                super::usage::when(&version["at"]),
-                version["bytes"],
-                text("actor")
-            );
-            let reason = text("reason");
-            let said = said + &signed_by(version);
-            out.push(if reason.is_empty() {
-                said
-            } else {
-                format!("{said}: {reason}")
-            });
-        }
-        let findings = slot["signature_findings"].clone();
-        let findings: Vec<Finding> = serde_json::from_value(findings).unwrap_or_default();
-        out.extend(findings.iter().flat_map(said_of_finding));
-    }
-    if out.is_empty() {
-        out.push("nothing is stored; the built-in policies answer".to_owned());
-    }
-    out
-}
-
-/// What holds a question beside its versions: nothing of them answers, or may be changed.
-fn said_of_holds(rollout: &Value) -> Vec<String> {
-    let hold = |word: &str, means: &str| {
-        let held = rollout.get(word).filter(|held| !held.is_null())?;
-        let text = |key: &str| tame(held[key].as_str().unwrap_or_default());
-        let reason = match text("reason") {
-            reason if reason.is_empty() => reason,
-            reason => format!(": {reason}"),
-        };
-        let when = super::usage::when(&held["at"]);
-        Some(format!("  {word} ({means}), by {} {when}{reason}", text("actor")))
-    };
-    [
-        hold("disabled", "the fallback answers"),
-        hold("pinned", "the binding may not be changed"),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-/// The keys that signed a version.
-fn signed_by(version: &Value) -> String {
-    let signatures = version["signatures"].as_array().into_iter().flatten();
-    let keys: Vec<&str> = signatures.filter_map(|s| s["key_id"].as_str()).collect();
-    match keys.is_empty() {
-        true => String::new(),
-        false => format!(", signed by {}", keys.join(", ")),
-    }
 }
 
 pub(super) fn finish(
@@ -305,6 +248,20 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
+    fn an_upload_says_which_configuration_is_in_force_where_it_is_active() {
+        let mut body = serde_json::json!({"name": "mine", "version": "ab".repeat(32), "config": "{}"});
+        assert_eq!(said_of_upload(&body), ["mine abababababab (kept, not active)"]);
+        body["generation"] = 2.into();
+        assert_eq!(
+            said_of_upload(&body),
+            [
+                "mine abababababab (active, generation 2)",
+                "  with configuration 44136fa355b3678a: {}"
+            ]
+        );
+    }
+
+    #[test]
     fn a_finding_without_help_is_one_line() {
         let mut finding = Finding {
             code: "start-fuel".to_owned(),
@@ -316,26 +273,6 @@ mod tests {
         assert_eq!(said_of_finding(&finding), [first]);
         finding.help = "do less".to_owned();
         assert_eq!(said_of_finding(&finding), [first, "    → do less"]);
-    }
-
-    #[test]
-    fn a_list_says_what_is_disabled_and_what_is_pinned() {
-        let hold = |reason: &str| serde_json::json!({"actor": "operator", "reason": reason, "at": 0});
-        let slot = |rollout: Value| {
-            let slot = serde_json::json!({"question": "cost", "versions": [], "rollout": rollout});
-            said_of_list(&serde_json::json!({ "policies": [slot] })).join("\n")
-        };
-        let both = slot(serde_json::json!({"disabled": hold("it traps"), "pinned": hold("")}));
-        assert!(
-            both.contains("disabled (the fallback answers), by operator"),
-            "{both}"
-        );
-        assert!(both.contains(": it traps"), "{both}");
-        assert!(
-            both.contains("pinned (the binding may not be changed), by operator"),
-            "{both}"
-        );
-        assert_eq!(slot(serde_json::json!({})), "cost");
     }
 
     #[test]

@@ -107,10 +107,10 @@ fn said_of_fetch(fetch: &FetchRecord) -> String {
 
 fn said_of_call(call: &PolicyRecord) -> String {
     format!(
-        "policy    {:<10} {:<16} {:<12} {:>6} µs  {}",
+        "policy    {:<10} {:<16} {} {:>6} µs  {}",
         call.question.as_str(),
         call.name,
-        short(&call.version),
+        said_of_version(call),
         call.micros,
         call.detail
             .as_deref()
@@ -128,11 +128,28 @@ fn said_of_shadow(shadow: &ShadowRecord) -> String {
         None => call.detail.clone().unwrap_or_else(|| call.outcome.clone()),
     };
     format!(
-        "shadow    {:<10} {:<16} {:<12} {:>6} µs  {verdict}",
+        "shadow    {:<10} {:<16} {} {:>6} µs  {verdict}",
         call.question.as_str(),
         call.name,
-        short(&call.version),
+        said_of_version(call),
         call.micros
+    )
+}
+
+/// Which component, as which binding, with which configuration.
+fn said_of_version(call: &PolicyRecord) -> String {
+    let generation = call
+        .generation
+        .map(|generation| format!(" generation {generation}"));
+    let config = call
+        .config_digest
+        .as_ref()
+        .map(|digest| format!(" config {digest}"));
+    format!(
+        "{:<12}{}{}",
+        short(&call.version),
+        generation.unwrap_or_default(),
+        config.unwrap_or_default()
     )
 }
 
@@ -185,6 +202,26 @@ pub(super) fn timeline(record: &PathRecord) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_says_as_which_binding_it_was_answered_and_an_older_record_says_nothing_of_it() {
+        let mut call = serde_json::json!({
+            "question": "routing", "name": "mine", "version": "ab".repeat(32), "source": "tenant", "micros": 7,
+            "outcome": "ok", "answer": "scores",
+        });
+        let older: PolicyRecord = serde_json::from_value(call.clone()).unwrap();
+        assert_eq!(
+            said_of_call(&older),
+            "policy    routing    mine             abababababab      7 µs  scores"
+        );
+        call["generation"] = 3.into();
+        call["config_digest"] = "44136fa355b3678a".into();
+        let bound: PolicyRecord = serde_json::from_value(call).unwrap();
+        assert_eq!(
+            said_of_call(&bound),
+            "policy    routing    mine             abababababab generation 3 config 44136fa355b3678a      7 µs  scores"
+        );
+    }
 
     #[test]
     fn a_fetch_says_from_where_to_where_how_much_and_why_not() {

@@ -1,7 +1,8 @@
 //! `portolan policy`, the life of a version after its upload: shadow, canary, promotion, roll-back, pin, disable.
 
 use super::output::{Failure, tame};
-use super::policy::{client, finish, path, refused};
+use super::policy::history::configuration;
+use super::policy::{client, config_text, finish, path, refused};
 use super::request::short;
 use super::{ServerArgs, SlotArgs};
 use clap::{Args, Subcommand};
@@ -60,8 +61,8 @@ pub enum RolloutCommand {
 pub struct TrialArgs {
     /// SHA-256 of the version, or its unique beginning; the one on trial when left out.
     version: Option<String>,
-    /// Text for its `configure`; that of its trial or last binding when left out.
-    #[arg(long)]
+    /// Text for its `configure`, or @FILE; that of its trial or last binding, or the one in force, when left out.
+    #[arg(long, value_name = "TEXT|@FILE")]
     config: Option<String>,
     /// fresh: an instance for each call; warm: kept from call to call; by-class: fresh when compact. As on its trial or in
     /// its last binding when left out.
@@ -93,7 +94,7 @@ pub struct ChangeArgs {
 }
 
 impl TrialArgs {
-    fn into_body(self) -> Value {
+    fn into_body(self) -> Result<Value, Failure> {
         let given = |pairs: Vec<(&str, Option<Value>)>| -> Map<String, Value> {
             let given = pairs
                 .into_iter()
@@ -106,24 +107,26 @@ impl TrialArgs {
             ("max_micros_p99", self.max_micros_p99.map(Value::from)),
         ]);
         let budget = (!budget.is_empty()).then_some(Value::Object(budget));
-        Value::Object(given(vec![
+        let config = self.config.as_deref().map(config_text).transpose()?;
+        Ok(Value::Object(given(vec![
             ("version", self.version.map(Value::from)),
-            ("config", self.config.map(Value::from)),
+            ("config", config.map(Value::from)),
             ("budget", budget),
             ("reuse", self.reuse.map(|reuse| json!(reuse))),
-        ]))
+        ])))
     }
 }
 
 pub(super) fn run(command: RolloutCommand, as_json: bool) -> Result<(), Failure> {
+    let body = |trial: TrialArgs| trial.into_body().map_err(|e| e.as_json(as_json));
     let (word, mut body, change) = match command {
-        RolloutCommand::Shadow { trial, change } => ("shadow", trial.into_body(), change),
+        RolloutCommand::Shadow { trial, change } => ("shadow", body(trial)?, change),
         RolloutCommand::Canary {
             percent,
             trial,
             change,
         } => {
-            let mut body = trial.into_body();
+            let mut body = body(trial)?;
             body["percent"] = json!(percent);
             ("canary", body, change)
         }
@@ -152,12 +155,15 @@ pub(super) fn said(body: &Value) -> Vec<String> {
         let text = |key: &str| of[key].as_str().unwrap_or("?").to_owned();
         format!("{} {}", text("name"), short(&text("sha256")))
     };
+    let with = |of: &Value| {
+        format!(
+            "  with {}",
+            configuration(of["config"].as_str().unwrap_or_default())
+        )
+    };
     if body["generation"].is_u64() {
-        return vec![format!(
-            "active: {}, generation {}",
-            version(body),
-            body["generation"]
-        )];
+        let active = format!("active: {}, generation {}", version(body), body["generation"]);
+        return vec![active, with(body)];
     }
     let mut out = Vec::new();
     if let Some(trial) = body.get("trial") {
@@ -168,6 +174,7 @@ pub(super) fn said(body: &Value) -> Vec<String> {
             percent.unwrap_or_default(),
             version(trial)
         ));
+        out.push(with(trial));
     }
     for hold in ["pinned", "disabled"] {
         if let Some(by) = body.get(hold) {
@@ -203,7 +210,7 @@ mod tests {
         };
         assert_eq!(percent, 5);
         let body = json!({ "version": "3fa9c1", "budget": { "window": 50 } });
-        assert_eq!(trial.into_body(), body);
+        assert_eq!(trial.into_body().unwrap(), body);
         assert!(parse(&line.replace("percent 5", "percent 0")).is_err());
         assert!(parse(&line.replace("percent 5", "percent 101")).is_err());
     }
@@ -226,6 +233,7 @@ mod tests {
         });
         let said = said(&body);
         assert!(said[0].starts_with("canary 5 %: mine 0123"), "{said:?}");
-        assert_eq!(said[1], "pinned by operator: audit");
+        assert_eq!(said[1], "  with no configuration");
+        assert_eq!(said[2], "pinned by operator: audit");
     }
 }

@@ -239,7 +239,7 @@ mod tests {
                     question,
                 },
                 name: name.to_owned(),
-                config: config.to_owned(),
+                config: Some(config.to_owned()),
                 component: component.to_vec().into(),
                 signature: String::new(),
                 budget: None,

@@ -207,7 +207,9 @@ pub(super) mod tests {
     use super::*;
     use portolan_base::Moment;
     use portolan_decide::{CandidateRecord, KvRecord, RouteRecord};
-    use portolan_policy::{Answered, Call, CostRow, Placement, PolicyDescriptor, PolicyFault, PolicySource};
+    use portolan_policy::{
+        Answered, BoundAs, Call, CostRow, Placement, PolicyDescriptor, PolicyFault, PolicySource,
+    };
     use portolan_policy::{RequestRow, RouteRow, SiteEntry};
 
     /// A record whose candidates prefill at sites 0, 1, … with these prices and recorded costs; the cheapest was
@@ -258,6 +260,7 @@ pub(super) mod tests {
             name: "tried".into(),
             version: "0".into(),
             source: PolicySource::Tenant,
+            bound: BoundAs::default(),
         };
         Arc::new(Says(descriptor, result))
     }

@@ -118,7 +118,8 @@ fn hand_over(
         slot: slot.clone(),
         name,
         component,
-        config: config.clone(),
+        // No file beside the component says that there is no configuration.
+        config: Some(config.clone()),
         signature: signature.clone(),
         budget: None,
         reuse: Reuse::ByClass,

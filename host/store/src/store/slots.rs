@@ -26,9 +26,11 @@ impl SledStore {
             generation,
             ..binding
         };
+        let plain = || RolloutRecord::plain(binding.scope.clone(), binding.question);
+        let rollout = slot.rollout.unwrap_or_else(plain);
         let slot = StoredSlot {
             generation,
-            rollout: slot.rollout.map(|rollout| rollout.after_binding(&binding)),
+            rollout: Some(rollout.after_binding(&binding)),
             binding: Some(binding.clone()),
         };
         let mut writes = self.forgotten_bindings(&binding)?;

@@ -4,9 +4,10 @@ use crate::harness::{Dice, assert_audit_is_whole, binding, version};
 use crate::trust::proposal;
 use crate::{QUESTION, open};
 use portolan_base::{Moment, TenantName};
+use portolan_decide::Spent;
 use portolan_ports::{
-    BINDINGS_KEPT, MemoryStore, PROPOSALS_KEPT, PolicyStore, Removal, RemovalCause, Scope, Verdict,
-    VerdictKind,
+    BINDINGS_KEPT, ENFORCED_KEPT, Enforced, EnforcedRecord, MemoryStore, PROPOSALS_KEPT, PolicyStore,
+    Removal, RemovalCause, Scope, Verdict, VerdictKind,
 };
 use portolan_store::SledStore;
 
@@ -63,6 +64,47 @@ fn of_many_bindings_the_newest_are_kept_and_the_last_of_each_version() {
         store.bind(binding(&one, 901)).unwrap();
         assert_eq!(store.history(&acme, QUESTION).unwrap().len(), BINDINGS_KEPT + 1);
         assert_audit_is_whole(store, 4 + 3 + 2 * BINDINGS_KEPT + 2);
+    });
+}
+
+#[test]
+fn what_the_host_took_out_of_force_stays_with_its_slot_and_the_latest_are_kept() {
+    both(|store| {
+        let acme = Scope::Tenant(TenantName::new("acme").unwrap());
+        let one = store
+            .put_version(version(acme.clone(), QUESTION, "one", 1))
+            .unwrap();
+        let bad = |at: u64| EnforcedRecord {
+            done: Enforced::RolledBack,
+            name: "bad".into(),
+            sha256: "0".repeat(64),
+            config_digest: None,
+            percent: None,
+            generation: Some(at),
+            spent: Spent::Faults {
+                faults: 6,
+                calls: 6,
+                allowed: 5,
+            },
+            last_fault: None,
+            instead: None,
+            at: Moment(at),
+        };
+        let most = ENFORCED_KEPT as u64;
+        for at in 2..=most + 2 {
+            let instead = portolan_ports::BindingRecord {
+                in_place_of: Some(bad(at)),
+                ..binding(&one, at)
+            };
+            store.bind(instead).unwrap();
+            store.bind(binding(&one, at)).unwrap();
+        }
+        let rollout = store.rollout(&acme, QUESTION).unwrap();
+        assert_eq!(rollout.enforced, (3..=most + 2).map(bad).collect::<Vec<_>>());
+        assert!(
+            store.rollouts().unwrap().is_empty(),
+            "nothing is on trial or held"
+        );
     });
 }
 

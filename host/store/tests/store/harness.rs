@@ -52,6 +52,7 @@ pub(crate) fn binding(version: &VersionRecord, at: u64) -> BindingRecord {
         budget: None,
         reuse: Reuse::ByClass,
         how: portolan_ports::BindingChange::Activate,
+        in_place_of: None,
         generation: 0,
         actor: "op".into(),
         reason: "a test".into(),

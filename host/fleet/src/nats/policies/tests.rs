@@ -32,6 +32,7 @@ fn slot(tenant: &str, sha256: &str) -> SharedSlot {
             budget: None,
             reuse: Reuse::ByClass,
             how: BindingChange::Activate,
+            in_place_of: None,
             generation: 0,
             actor: "tess".to_owned(),
             reason: String::new(),

@@ -161,6 +161,56 @@ async fn what_is_refused_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn a_tenant_reads_its_own_policies_log_lines_and_nobody_elses() {
+    let app = App::new();
+    let log = "/v1/portolan/tenants/acme/policy-log";
+    let lines = app.get(ACME, log).await.json()["data"].clone();
+    let questions: Vec<_> = lines
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| &line["question"])
+        .collect();
+    assert_eq!(questions, ["routing", "cost"], "the newest first");
+    assert_eq!(lines[0]["text"], "of tenant acme");
+    let one = app
+        .get(ACME, &format!("{log}?question=cost&limit=9"))
+        .await
+        .json();
+    assert_eq!(one["data"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        app.get(ACME, &format!("{log}?limit=0")).await.json()["data"],
+        json!([])
+    );
+    let platform = "/v1/portolan/tenants/_platform/policy-log";
+    for (key, path, status) in [
+        ("", log, 401),
+        (GLOBEX, log, 403),
+        (ACME, platform, 403),
+        (OPERATOR, platform, 200),
+        (OPERATOR, log, 200),
+        (ACME, &format!("{log}?question=weather"), 400),
+        (ACME, &format!("{log}?lines=3"), 400),
+    ] {
+        assert_eq!(app.get(key, path).await.status, status, "{key} {path}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_without_a_configuration_keeps_the_one_in_force_and_says_so() {
+    let app = App::new();
+    put(&app, ACME, &format!("{SLOT}?config=%7B%22a%22:1%7D"), "ok:1").await;
+    let kept = put(&app, ACME, SLOT, "ok:2").await.json();
+    assert_eq!(
+        (&kept["config"], &kept["findings"][0]["code"]),
+        (&json!("{\"a\":1}"), &json!("configuration-kept"))
+    );
+    let none = put(&app, ACME, &format!("{SLOT}?config="), "ok:3").await.json();
+    assert_eq!((&none["config"], &none["findings"]), (&json!(""), &json!([])));
+    assert_eq!(app.get(ACME, SLOT).await.json()["binding"]["config"], "");
+}
+
+#[tokio::test]
 async fn nobody_opens_another_tenants_slots() {
     let app = App::new();
     let platform = "/v1/portolan/tenants/_platform/policies/cost";

@@ -226,7 +226,7 @@ async fn a_slow_residency_policy_holds_up_its_own_order_and_nobody_else() {
     let upload = Upload {
         slot: PolicySlot::new(Scope::Platform, QuestionKind::Residency),
         name: "slow".to_owned(),
-        config: String::new(),
+        config: None,
         component: "ok:slow".to_owned().into(),
         signature: String::new(),
         budget: None,

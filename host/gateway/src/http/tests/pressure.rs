@@ -5,8 +5,8 @@ use crate::reaction::{PolicyReaction, PressureRules};
 use portolan_base::{BlockId, Permille, TenantName};
 use portolan_kv::Selector;
 use portolan_policy::{
-    Answer, Answered, Call, Directive, Event, Policy, PolicyDescriptor, PolicyFault, PolicySource, Question,
-    QuestionKind, Scope,
+    Answer, Answered, BoundAs, Call, Directive, Event, Policy, PolicyDescriptor, PolicyFault, PolicySource,
+    Question, QuestionKind, Scope,
 };
 use portolan_ports::Deciding;
 use serde_json::Value;
@@ -27,6 +27,7 @@ impl Says {
                 name: "says".to_owned(),
                 version: "1".to_owned(),
                 source,
+                bound: BoundAs::default(),
             },
             answer,
         })

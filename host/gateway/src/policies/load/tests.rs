@@ -201,3 +201,100 @@ fn another_configuration_is_probed_before_it_is_bound_or_tried() {
     assert_eq!(store.audit(9).unwrap(), before, "nothing changed");
     assert_eq!(*loader.0.lock(), None, "and nothing was loaded");
 }
+
+fn with(config: Option<&str>, component: &str) -> Upload {
+    Upload {
+        config: config.map(str::to_owned),
+        ..upload(routing(), component)
+    }
+}
+
+fn codes(report: &PolicyReport) -> Vec<&str> {
+    report.findings.iter().map(|finding| &*finding.code).collect()
+}
+
+#[test]
+fn a_new_version_keeps_the_configuration_in_force_unless_another_is_given() {
+    let (desk, _) = desk(&Arc::new(MemoryStore::new()));
+    let first = desk.upload(with(None, "ok:1"), &by()).unwrap();
+    assert_eq!(first.binding.config, "", "there was none");
+    assert_eq!(codes(&first.report), [""; 0]);
+    desk.upload(with(Some("{\"a\":1}"), "ok:1"), &by()).unwrap();
+    let second = desk.upload(with(None, "ok:2"), &by()).unwrap();
+    assert_eq!(second.binding.config, "{\"a\":1}");
+    assert_eq!(codes(&second.report), ["configuration-kept"]);
+    let third = desk.upload(with(Some(""), "ok:2"), &by()).unwrap();
+    assert_eq!(third.binding.config, "", "that is what was asked for");
+    assert_eq!(codes(&third.report), [""; 0]);
+}
+
+#[test]
+fn a_version_that_was_never_bound_is_tried_and_bound_with_the_configuration_in_force() {
+    let (desk, _) = desk(&Arc::new(MemoryStore::new()));
+    desk.upload(with(Some("{\"a\":1}"), "ok:1"), &by()).unwrap();
+    let kept = desk.push(with(None, "ok:2"), &by()).unwrap();
+    assert_eq!(kept.config, "{\"a\":1}", "it is checked with what it will have");
+    let order = TrialOrder {
+        slot: routing(),
+        sha256: Some(kept.version.sha256.clone()),
+        stage: TrialStage::Shadow,
+        config: None,
+        budget: None,
+        reuse: None,
+    };
+    let rollout = desk.try_out(order, &by()).unwrap();
+    assert_eq!(rollout.trial.unwrap().config, "{\"a\":1}");
+    let bound = desk.activate(activation(&kept.version.sha256, None), &by());
+    assert_eq!(bound.unwrap().config, "{\"a\":1}");
+}
+
+#[test]
+fn another_policy_is_not_handed_the_configuration_in_force_and_that_is_said() {
+    let (desk, _) = desk(&Arc::new(MemoryStore::new()));
+    let named = |name: &str, config, component| Upload {
+        name: name.into(),
+        ..with(config, component)
+    };
+    desk.upload(named("one", Some("{\"a\":1}"), "ok:1"), &by())
+        .unwrap();
+    let kept = desk.push(named("two", None, "ok:2"), &by()).unwrap();
+    assert_eq!(
+        (&*kept.config, codes(&kept.report)),
+        ("", vec!["configuration-not-kept"])
+    );
+    assert!(
+        kept.report.findings[0].help.contains("--name one"),
+        "{:?}",
+        kept.report
+    );
+    let bound = desk
+        .activate(activation(&kept.version.sha256, None), &by())
+        .unwrap();
+    assert_eq!((&*bound.name, &*bound.config), ("two", ""));
+    let third = desk.upload(named("three", None, "ok:3"), &by()).unwrap();
+    assert_eq!(codes(&third.report), [""; 0], "there is none to lose");
+}
+
+#[test]
+fn whoever_refuses_the_configuration_in_force_is_told_that_it_was_kept() {
+    let store = Arc::new(MemoryStore::new());
+    let (desk, _) = desk(&store);
+    let old = desk.upload(with(None, "ok:1"), &by()).unwrap();
+    let never = desk.push(with(None, "ok:2"), &by()).unwrap();
+    let refused_by_all = BindingRecord {
+        config: "faulty".into(),
+        ..old.binding
+    };
+    store.bind(refused_by_all).unwrap();
+    let refusals = [
+        desk.upload(with(None, "ok:3"), &by()).err(),
+        desk.activate(activation(&never.version.sha256, None), &by())
+            .err(),
+    ];
+    for refused in refusals {
+        let Some(DeskError::Rejected(report)) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(codes(&report), ["probe-failed", "configuration-kept"]);
+    }
+}

@@ -1,13 +1,14 @@
 //! Rollouts over the fakes of the store and the loader.
 
 use crate::policies::tests::{acme, active, by, desk_over, routing, upload};
-use crate::policies::{
-    Activation, By, DeskError, Enforced, PolicyDesk, PolicySlot, RollBack, TrialOrder, Upload,
-};
+use crate::policies::{Activation, By, DeskError, PolicyDesk, PolicySlot, RollBack, TrialOrder, Upload};
 use portolan_base::{RequestId, TenantName};
 use portolan_decide::{Budget, Draw, PathRecord, Percent, TrialStage};
 use portolan_policy::{PolicySource, QuestionKind, Scope};
-use portolan_ports::{BindingChange, MemoryStore, PolicyStore, StoreCall};
+use portolan_ports::{
+    BindingChange, ENFORCED_KEPT, Enforced, EnforcedRecord, MemoryStore, PolicyStore, StoreCall,
+    config_digest,
+};
 use std::sync::Arc;
 
 struct Bench {
@@ -25,7 +26,7 @@ impl Bench {
     /// Binds a version and gives its SHA-256.
     fn bound(&self, component: &str, config: &str) -> String {
         let upload = Upload {
-            config: config.into(),
+            config: Some(config.into()),
             ..upload(routing(), component)
         };
         self.desk.upload(upload, &by()).unwrap().version.sha256
@@ -45,6 +46,12 @@ impl Bench {
     /// Which version answers acme's routing question at a place of the draw.
     fn answers(&self, place: u64) -> Option<String> {
         answers(&self.desk, place)
+    }
+
+    /// What the host took out of force by itself, as the slot's owner sees it after a restart.
+    fn enforced(&self) -> Vec<EnforcedRecord> {
+        let restarted = desk_over(&self.store);
+        restarted.rollout(&routing()).unwrap().enforced
     }
 
     fn actions(&self) -> Vec<String> {
@@ -233,6 +240,66 @@ fn a_bound_version_that_spends_its_budget_gives_way_to_the_one_before() {
     let binding = bench.desk.list().unwrap().remove(0);
     assert_eq!((&*binding.config, &*binding.actor), ("old", "budget"));
     assert_eq!(bench.actions().last().unwrap(), "policy.rollback");
+}
+
+#[test]
+fn the_owner_is_told_what_was_withdrawn_why_and_who_answers_instead() {
+    let bench = Bench::new();
+    let (old, new) = (bench.bound("ok:1", "old"), bench.stored("ok:2"));
+    assert_eq!(bench.enforced(), []);
+    bench.canary(&new, 50, strict()).unwrap();
+    bench.calls(&new, "trap", 9);
+    let told = bench.enforced().pop().unwrap();
+    assert_eq!(
+        (
+            told.done,
+            &told.sha256,
+            told.percent.map(u8::from),
+            told.generation
+        ),
+        (Enforced::Withdrawn, &new, Some(50), None)
+    );
+    assert_eq!(told.spent.to_string(), "2 faults in 2 calls, 1 allowed");
+    assert_eq!(told.last_fault.as_deref(), Some("trap"));
+    assert_eq!(told.instead.unwrap().sha256, old);
+
+    bench.canary(&new, 50, strict()).unwrap();
+    let promoted = bench.desk.promote(&routing(), &by()).unwrap();
+    bench.calls(&new, "timed-out", 5);
+    let told = bench.enforced().pop().unwrap();
+    assert_eq!(
+        (told.done, told.generation, told.config_digest),
+        (
+            Enforced::RolledBack,
+            Some(promoted.generation),
+            config_digest(&promoted.config)
+        )
+    );
+    assert_eq!(told.instead.unwrap().sha256, old);
+    assert_eq!(
+        bench.enforced().len(),
+        2,
+        "the withdrawal before it is still told"
+    );
+    let binding = bench.desk.list().unwrap().remove(0);
+    assert_eq!(binding.in_place_of.unwrap().sha256, new);
+
+    bench.canary(&new, 50, strict()).unwrap();
+    bench.desk.withdraw(&routing(), &by()).unwrap();
+    assert_eq!(bench.enforced().len(), 2, "what people do is not the host's");
+}
+
+#[test]
+fn a_canary_with_nothing_bound_is_followed_by_nobody_of_the_slot_and_the_latest_are_kept() {
+    let bench = Bench::new();
+    let new = bench.stored("ok:2");
+    for _ in 0..=ENFORCED_KEPT {
+        bench.canary(&new, 50, strict()).unwrap();
+        assert_eq!(bench.calls(&new, "trap", 2), [Enforced::Withdrawn]);
+    }
+    let told = bench.enforced();
+    assert_eq!(told.len(), ENFORCED_KEPT);
+    assert!(told.iter().all(|told| told.instead.is_none()));
 }
 
 #[test]

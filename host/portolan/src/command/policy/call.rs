@@ -2,6 +2,7 @@
 
 use super::super::output::{Failure, json, line};
 use super::lab_failure;
+use super::log::{described, said_here};
 use crate::lab::LabError;
 use crate::lab::component::Workshop;
 use crate::lab::error::RELEASE;
@@ -54,6 +55,10 @@ fn call(args: &CallArgs) -> Result<(Value, bool), LabError> {
     let policy = workshop.load(&file, &config, &situation.names)?;
     let told = ask(policy.as_ref(), &situation, file.question, workshop.clock());
     let mut said = object!({ "question": file.question, "fuel": told.fuel, "micros": told.micros });
+    let log = said_here(&workshop.loader().take_log_lines());
+    if !log.is_empty() {
+        said["log"] = Value::Array(log);
+    }
     if let Some(lacks) = situation.lacks(file.question) {
         said["notes"] = object!([lacks]);
     }
@@ -130,6 +135,7 @@ fn describe(said: &Value) -> Vec<String> {
             said["fault"]["message"].as_str().unwrap_or("?")
         )),
     }
+    out.extend(said["log"].as_array().into_iter().flatten().map(described));
     let notes = said["notes"]
         .as_array()
         .into_iter()

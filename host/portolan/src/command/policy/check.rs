@@ -43,6 +43,7 @@ fn rehearsal<'a>(config: Option<&'a str>, names: Option<&'a Arc<NameTables>>) ->
     (config.is_some() || names.is_some()).then(|| Rehearsal {
         config: config.unwrap_or_default(),
         names,
+        owner: None,
     })
 }
 

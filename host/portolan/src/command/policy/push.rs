@@ -36,9 +36,10 @@ pub struct PushArgs {
     /// Its name; the file's name when left out.
     #[arg(long)]
     name: Option<String>,
-    /// Text for its `configure`, JSON by convention, or @FILE.
-    #[arg(long, default_value = "", value_name = "TEXT|@FILE")]
-    config: String,
+    /// Text for its `configure`, JSON by convention, or @FILE; that of the version in force stays when left out, where it
+    /// has the same name.
+    #[arg(long, value_name = "TEXT|@FILE")]
+    config: Option<String>,
     /// Why, for the audit log.
     #[arg(long, default_value = "")]
     reason: String,
@@ -139,14 +140,16 @@ pub(super) fn push(args: PushArgs, as_json: bool) -> Result<(), Failure> {
     let active = if args.inactive { "false" } else { "true" };
     let mut component = parcel.component;
     let pushed = name.and_then(|name| {
-        let config = config_text(&args.config)?;
-        let length = config.len().to_string();
+        let config = args.config.as_deref().map(config_text).transpose()?;
+        let length = config.as_ref().map_or(0, String::len).to_string();
         let mut query = vec![("name", &*name), ("reason", &*args.reason), ("activate", active)];
-        if config.len() > CONFIG_IN_URL_BYTES {
-            query.push(("config_bytes", &*length));
-            component.splice(..0, config.bytes());
-        } else {
-            query.push(("config", &*config));
+        match &config {
+            Some(config) if config.len() > CONFIG_IN_URL_BYTES => {
+                query.push(("config_bytes", &*length));
+                component.splice(..0, config.bytes());
+            }
+            Some(config) => query.push(("config", config)),
+            None => {}
         }
         query.extend(args.budget.as_deref().map(|budget| ("budget", budget)));
         query.extend(args.reuse.map(|reuse| ("reuse", reuse.as_str())));

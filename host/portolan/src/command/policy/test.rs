@@ -2,6 +2,7 @@
 
 use super::super::output::{Failure, json, line};
 use super::lab_failure;
+use super::log::{described, said_here};
 use crate::lab::LabError;
 use crate::lab::cases::{CaseTable, case_name};
 use crate::lab::component::{ComponentFile, Workshop};
@@ -11,6 +12,7 @@ use crate::lab::told::ask;
 use clap::Args;
 use portolan_policy::QuestionKind;
 use serde::Serialize;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// Options of `policy test`.
@@ -35,6 +37,9 @@ struct Verdict {
     differences: Vec<Difference>,
     fuel: Option<u64>,
     micros: u64,
+    /// What the component wrote.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    log: Vec<Value>,
 }
 
 pub(super) fn run(args: &TestArgs, as_json: bool) -> Result<(), Failure> {
@@ -110,6 +115,7 @@ fn try_case(
         differences,
         fuel: told.fuel,
         micros: told.micros,
+        log: said_here(&workshop.loader().take_log_lines()),
     })
 }
 
@@ -124,5 +130,6 @@ fn describe(verdict: &Verdict) -> Vec<String> {
         out.push(format!("       - {}", difference.expected));
         out.push(format!("       + {}", difference.got));
     }
+    out.extend(verdict.log.iter().map(|line| format!("     {}", described(line))));
     out
 }

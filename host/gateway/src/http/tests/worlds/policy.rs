@@ -2,7 +2,8 @@
 
 use super::mix;
 use portolan_policy::{
-    Answer, Answered, Call, Placement, Policy, PolicyDescriptor, PolicyFault, PolicySource, Purpose, Question,
+    Answer, Answered, BoundAs, Call, Placement, Policy, PolicyDescriptor, PolicyFault, PolicySource, Purpose,
+    Question,
 };
 use portolan_ports::{Binding, FakeLoader, PolicyLoader, PolicyRejection, PolicyReport, Rehearsal, Scope};
 use std::sync::Arc;
@@ -91,6 +92,7 @@ impl PolicyLoader for SeedLoader {
                 Scope::Platform => PolicySource::Platform,
                 Scope::Tenant(_) => PolicySource::Tenant,
             },
+            bound: BoundAs::default(),
         };
         Ok(Arc::new(SeedPolicy { descriptor, seed }))
     }
