@@ -20,7 +20,7 @@ pub use test::TestArgs;
 
 pub(super) use check::check;
 
-use super::output::{Failure, json, line, tame};
+use super::output::{Failure, json, line};
 use super::request::short;
 use super::{PolicyCommand, ServerArgs, SlotArgs};
 use crate::client::{Client, ClientError, segment};
