@@ -1,7 +1,8 @@
 //! Chaos: schedules of faults that a seed repeats, and one checker that holds what happened against the promises.
 //! Docs: `docs/chaos.md`.
 //!
-//! `PORTOLAN_CHAOS_SEED=N` repeats one schedule; `PORTOLAN_CHAOS_SCHEDULES=N` says how many to run, from there on.
+//! `PORTOLAN_CHAOS_SEED=N` repeats one schedule; `PORTOLAN_CHAOS_SCHEDULES=N` says how many to run, from there on;
+//! `PORTOLAN_CHAOS_TELL=1` prints what is planned.
 
 mod checker;
 mod dice;

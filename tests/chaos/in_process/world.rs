@@ -72,6 +72,12 @@ pub(crate) fn run_flawed(seed: u64, flaw: Flaw) -> History {
         let dice = Dice::new(seed);
         let world = Arc::new(World::draw(&dice, flaw));
         let plan = Plan::draw(&dice, world.machines.len());
+        if std::env::var_os("PORTOLAN_CHAOS_TELL").is_some() {
+            println!("{}, {:?}", seed, world.hub.names);
+            plan.0
+                .iter()
+                .for_each(|(at, happening)| println!("{at:>12.1?} {happening:?}"));
+        }
         world.play(plan).await;
         let ends = world.settle().await;
         world.history(ends)

@@ -82,6 +82,10 @@ impl SiteInvalidation {
     }
 
     async fn follows(self: &Arc<Self>, stream: StreamId) {
+        if self.cursor().is_none() {
+            // What was cached while no stream was followed may be what an order is about that lay in one that is gone.
+            self.forget_all().await;
+        }
         {
             let mut state = self.state.lock();
             state.record.stream = Some(stream.clone());
@@ -97,6 +101,11 @@ impl SiteInvalidation {
             return;
         }
         tracing::error!(site = %self.parts.site, %why, "everything cached is forgotten; following begins anew");
+        self.forget_all().await;
+    }
+
+    /// Forgets everything cached, and where the stream was followed to.
+    async fn forget_all(self: &Arc<Self>) {
         self.forget_the_place();
         self.parts.tiers.trust_until(Moment(0));
         loop {

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use portolan_base::{BlockHash, Bytes, Dependency, Provenance, Scope, TenantName};
 use portolan_kv::tier::HostTier;
 use portolan_kv::{BlockKv, PoolBlock, PoolConfig};
-use portolan_ports::{ControlFault, MemoryControl, Running, VersionRule};
+use portolan_ports::{ControlEvent, ControlFault, MemoryControl, Running, VersionRule};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -166,6 +166,40 @@ async fn give(at: &Lives, what: Invalidated) -> Given {
         .invalidate(order(what), Patience::Everywhere)
         .await
         .unwrap()
+}
+
+#[tokio::test]
+async fn what_was_cached_before_any_stream_was_followed_is_forgotten_when_one_is() {
+    let world = World::new();
+    let memory = MemoryControl::new();
+    let stream: Arc<dyn ControlStream> = Arc::new(memory.clone());
+    memory.set_fault(Some(ControlFault::Cut));
+    let paris = world.start("paris", &stream);
+    let begun = paris.agent.begin();
+    paris.cache(1, "acme", "a");
+    // An order that paris never meets: the stream is replaced before it can be followed.
+    let order = ControlEvent::Invalidation(Invalidation {
+        id: "inv-1".to_owned(),
+        what: changed("a"),
+        from: site("tokyo"),
+        actor: "operator".to_owned(),
+        reason: String::new(),
+        sent_at: world.clock.now(),
+        running: Running::Finish,
+    });
+    stream.append(order).await.unwrap();
+    memory.found_anew();
+    memory.set_fault(None);
+    paris.agent.caught_up().await;
+    assert_eq!(paris.usable(), [0; 0]);
+    let kv = InUse {
+        begun,
+        about: &about("acme", "a", 1),
+    };
+    let used = paris.agent.check_kv(kv, world.clock.now(), &|_| false);
+    assert_eq!(used, Err(Stale::Invalidated), "nor what was under way by then");
+    paris.cache(2, "acme", "a");
+    assert_eq!(paris.usable(), [2]);
 }
 
 #[tokio::test]
@@ -401,10 +435,7 @@ async fn orders_that_come_twice_or_unreadable_do_no_harm() {
     assert_eq!(paris.usable(), [2]);
     assert_eq!(aborts.recv().await.unwrap().what, changed("a"));
     assert!(aborts.try_recv().is_err(), "once");
-    stream
-        .append(portolan_ports::ControlEvent::Unknown)
-        .await
-        .unwrap();
+    stream.append(ControlEvent::Unknown).await.unwrap();
     give(&paris, changed("c")).await;
     assert!(
         paris.usable().is_empty(),

@@ -122,7 +122,7 @@ async fn it_does_what_every_control_stream_does() {
         control
     })
     .await;
-    assert_eq!(buses.len(), 5);
+    assert_eq!(buses.len(), 6, "each check has a stream of its own");
 }
 
 #[tokio::test]
