@@ -219,7 +219,7 @@ fn what_was_acknowledged_and_is_lost_is_found() {
         history.orders.clear();
     });
     finds(4, |history| {
-        history.ends[0].behind = Some("its lease has lapsed".to_owned())
+        history.ends[0].behind = Some("its lease has lapsed".to_owned());
     });
     finds(4, |history| {
         history.bound.push(Bound {

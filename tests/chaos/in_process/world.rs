@@ -73,15 +73,20 @@ pub(crate) fn run_flawed(seed: u64, flaw: Flaw) -> History {
         let world = Arc::new(World::draw(&dice, flaw));
         let plan = Plan::draw(&dice, world.machines.len());
         if std::env::var_os("PORTOLAN_CHAOS_TELL").is_some() {
-            println!("{}, {:?}", seed, world.hub.names);
-            plan.0
-                .iter()
-                .for_each(|(at, happening)| println!("{at:>12.1?} {happening:?}"));
+            tell(seed, &world.hub.names, &plan);
         }
         world.play(plan).await;
         let ends = world.settle().await;
         world.history(ends)
     })
+}
+
+#[expect(clippy::print_stdout, reason = "whoever repeats a schedule asks for it")]
+fn tell(seed: u64, sites: &[SiteName], plan: &Plan) {
+    println!("seed {seed}, {sites:?}");
+    for (at, happening) in &plan.0 {
+        println!("{at:>12.1?} {happening:?}");
+    }
 }
 
 impl World {

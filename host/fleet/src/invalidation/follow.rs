@@ -155,14 +155,15 @@ impl SiteInvalidation {
             .iter()
             .all(|entry| matches!(entry.event, ControlEvent::Beat(_)));
         let take = move || {
-            for entry in group {
+            for entry in &group {
                 agent.take(entry, &stream, received_at);
             }
         };
-        let taken = match is_quick {
-            true => Some(take()),
-            false => self.blocking(take).await,
-        };
+        if is_quick {
+            take();
+            return Ok(());
+        }
+        let taken = self.blocking(take).await;
         taken.ok_or_else(|| ControlError::Lost {
             from,
             why: "an order could not be applied".to_owned(),
@@ -170,9 +171,9 @@ impl SiteInvalidation {
     }
 
     /// Does what an entry asks. May wait for a disk where it is no beat.
-    fn take(self: &Arc<Self>, entry: ControlEntry, stream: &StreamId, received_at: Moment) {
+    fn take(self: &Arc<Self>, entry: &ControlEntry, stream: &StreamId, received_at: Moment) {
         let sequence = entry.sequence;
-        match self.meet(&entry, received_at) {
+        match self.meet(entry, received_at) {
             Taken::Nothing => self.came_to(sequence),
             Taken::Renewed(until) => {
                 self.parts.tiers.trust_until(until);

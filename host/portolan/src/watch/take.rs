@@ -28,7 +28,7 @@ const CONFIG_MAX_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// It is active.
-    Active(BindingRecord),
+    Active(Box<BindingRecord>),
     /// It waits for an operator's approval.
     Proposed(u64),
     /// It was active before, with the same configuration.
@@ -144,7 +144,7 @@ fn hand_over(
         }
     }
     Ok(match desk.submit_upload(upload, &by, &Sender::Stays)?.done {
-        Done::Bound(binding) => Outcome::Active(*binding),
+        Done::Bound(binding) => Outcome::Active(binding),
         Done::Proposed(proposal) => Outcome::Proposed(proposal.id),
         Done::Rollout(_) | Done::Unbound => Outcome::Unchanged,
     })

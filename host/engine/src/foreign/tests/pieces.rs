@@ -22,7 +22,7 @@ fn chunk(text: &str) -> String {
 }
 
 /// A server that sends events as chunks: all of them in one write, or each when it is let.
-async fn chunked(let_on: Arc<Semaphore>) -> (std::net::SocketAddr, tokio::task::JoinSet<()>) {
+async fn chunked(let_on: Arc<Semaphore>) -> (std::net::SocketAddr, JoinSet<()>) {
     server(move |got, mut stream| {
         let let_on = Arc::clone(&let_on);
         async move {
