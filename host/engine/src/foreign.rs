@@ -40,7 +40,7 @@ use hand_over::Handing;
 use kv_store::KvStore;
 use meter::Meter;
 use parking_lot::Mutex;
-use portolan_base::{Dependency, Random, TenantKey, Tokens};
+use portolan_base::{Clock, Dependency, Random, TenantKey, Tokens};
 use portolan_ports::{
     DecodeEvent, DecodeJob, Engine, EngineDescription, EngineError, EngineLoad, HeldPrefix, KeepJob, KvEvent,
     KvPiece, PrefillJob, PrefillReport, Sample, TextModel, WholeRequests,
@@ -173,6 +173,8 @@ pub struct ForeignConfig {
     pub text: Arc<dyn TextModel>,
     /// Draws names of transfers.
     pub random: Arc<dyn Random>,
+    /// The time that chat templates print.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// Why a foreign instance was not started.
@@ -219,6 +221,7 @@ pub(crate) struct Shared {
     pub(crate) handing: Option<Handing>,
     pub(crate) text: Arc<dyn TextModel>,
     pub(crate) random: Arc<dyn Random>,
+    clock: Arc<dyn Clock>,
     pub(crate) salts: Arc<SaltBook>,
     store: Option<Arc<KvStore>>,
     /// Where the store's blocks are those of saved slots.
@@ -302,6 +305,7 @@ impl ForeignInstance {
             handing,
             text: config.text,
             random: config.random,
+            clock: config.clock,
             salts,
             store: store.clone(),
             kept_slots,

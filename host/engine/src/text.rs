@@ -1,15 +1,17 @@
 //! Text in and out of a model: tokenizer, chat template, incremental decoding.
 
 mod bytes;
+mod cutter;
 mod pieces;
 mod stream;
 mod template;
 
 use crate::load::LoadError;
 use bytes::TokenBytes;
+use cutter::Cutter;
 use pieces::Pieces;
-use portolan_base::TenantName;
-use portolan_ports::{ChatMessage, TextError, TextModel, TextStream};
+use portolan_base::{Moment, TenantName};
+use portolan_ports::{ChatMessage, TemplateValues, TextError, TextModel, TextStream};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ pub(crate) struct TextParts {
 /// The text side of a loaded model.
 #[derive(Debug)]
 pub(crate) struct ModelText {
-    tokenizer: Tokenizer,
+    cutter: Cutter,
     /// How a chat is cut, where it can be cut in pieces.
     pieces: Option<Pieces>,
     template: Option<ChatTemplate>,
@@ -74,7 +76,7 @@ impl ModelText {
         Ok(Self {
             longest_token_bytes,
             pieces: Pieces::of(&parts.tokenizer),
-            tokenizer: parts.tokenizer,
+            cutter: Cutter::new(parts.tokenizer),
             template,
             token_bytes: Arc::new(token_bytes),
             stop_ids,
@@ -84,36 +86,28 @@ impl ModelText {
 
 impl TextModel for ModelText {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, special)
-            .map_err(|e| TextError::Tokenizer(e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.cutter
+            .cut(text, special)
+            .map_err(|e| TextError::Tokenizer(e.to_string()))
     }
 
     fn encode_chat(&self, rendered: &str, whose: &TenantName) -> Result<Vec<u32>, TextError> {
         match &self.pieces {
             Some(pieces) => pieces
-                .encode(&self.tokenizer, whose, rendered)
+                .encode(&self.cutter, whose, rendered)
                 .map_err(|e| TextError::Tokenizer(e.to_string())),
             None => self.encode(rendered, false),
         }
     }
 
-    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        self.template
-            .as_ref()
-            .ok_or(TextError::NoChatTemplate)?
-            .render(messages)
-    }
-
-    fn render_chat_with(
+    fn render_chat(
         &self,
         messages: &[ChatMessage],
-        more: &portolan_ports::TemplateValues,
+        more: &TemplateValues,
+        at: Moment,
     ) -> Result<String, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
-        template.render_with(messages, more)
+        template.render(messages, more, at)
     }
 
     fn stream(&self) -> Box<dyn TextStream> {

@@ -99,7 +99,7 @@ impl Host {
         });
         let restored = desk.restore().map_err(HostError::Policies)?;
         let models = parts::load_models(&config).await?;
-        let public = Arc::new(parts::public_prefixes(&config, &models)?);
+        let public = Arc::new(parts::public_prefixes(&config, &models, clock.now())?);
         let recovery = RecoveryDesk::new(config.clone(), Arc::clone(&store), Arc::clone(&clock));
         let control = control::open(&config, &bus, random.as_ref())?;
         let shared = Shared {

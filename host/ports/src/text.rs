@@ -1,6 +1,6 @@
 //! Text in and out of a model: its own tokenizer and chat template.
 
-use portolan_base::TenantName;
+use portolan_base::{Moment, TenantName};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -47,18 +47,15 @@ pub trait TextModel: Send + Sync {
         self.encode(rendered, false)
     }
 
-    /// Renders messages with the model's chat template, ready for an answer.
-    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError>;
-
-    /// The same with what else the template may look at (tools, documents, arguments of the client's own), by the names it
-    /// knows them by.
-    fn render_chat_with(
+    /// Renders messages with the model's chat template, ready for an answer. `more` is what else the template may look at
+    /// (tools, documents, arguments of the client's own), by the names it knows them by; `at` is the time that templates
+    /// which print the date take it from.
+    fn render_chat(
         &self,
         messages: &[ChatMessage],
-        _more: &TemplateValues,
-    ) -> Result<String, TextError> {
-        self.render_chat(messages)
-    }
+        more: &TemplateValues,
+        at: Moment,
+    ) -> Result<String, TextError>;
 
     /// Decodes an answer token by token.
     fn stream(&self) -> Box<dyn TextStream>;

@@ -1,6 +1,7 @@
 //! The fake beside [`TextModel`]: a token is a byte, so that a test can read tokens and count them by eye.
 
-use crate::{ChatMessage, TextError, TextModel, TextStream};
+use crate::{ChatMessage, TemplateValues, TextError, TextModel, TextStream};
+use portolan_base::Moment;
 
 /// The token that ends an answer.
 pub const FAKE_END: u32 = 256;
@@ -43,7 +44,12 @@ impl TextModel for FakeText {
         Ok(text.bytes().map(u32::from).collect())
     }
 
-    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+    fn render_chat(
+        &self,
+        messages: &[ChatMessage],
+        _: &TemplateValues,
+        _: Moment,
+    ) -> Result<String, TextError> {
         if self.chat == ChatSupport::NoTemplate {
             return Err(TextError::NoChatTemplate);
         }

@@ -48,7 +48,7 @@ pub(super) async fn check(shared: &Shared) {
         if let Some(Ok(tools)) = tools.as_ref().map(to_raw_value) {
             more.insert("tools".to_owned(), tools);
         }
-        let Ok(rendered) = shared.text.render_chat_with(&messages, &more) else {
+        let Ok(rendered) = shared.text.render_chat(&messages, &more, shared.clock.now()) else {
             continue;
         };
         if let Ok(Some(theirs)) = shared.their_tokens_of_chat(&messages, tools).await {

@@ -146,6 +146,7 @@ impl Server {
             model: &self.parts.model,
             text: &self.parts.text,
             context: self.parts.profile.context_tokens,
+            at: self.parts.clock.now(),
         }
     }
 

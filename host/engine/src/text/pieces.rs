@@ -5,6 +5,7 @@
 //! with every request, need not be cut again. What is remembered is one tenant's own: how long an answer takes tells nobody
 //! what another tenant sent.
 
+use super::cutter::Cutter;
 use aho_corasick::{AhoCorasick, MatchKind};
 use parking_lot::Mutex;
 use portolan_base::TenantName;
@@ -64,24 +65,24 @@ impl Pieces {
     /// The tokens of a text that brings its own special tokens.
     pub(super) fn encode(
         &self,
-        tokenizer: &Tokenizer,
+        cutter: &Cutter,
         whose: &TenantName,
         text: &str,
     ) -> tokenizers::Result<Vec<u32>> {
         let mut tokens = Vec::with_capacity(text.len() / 4);
         let mut begin = 0;
         for found in self.special.find_iter(text) {
-            self.piece(tokenizer, whose, &text[begin..found.start()], &mut tokens)?;
+            self.piece(cutter, whose, &text[begin..found.start()], &mut tokens)?;
             tokens.push(self.ids[found.pattern().as_usize()]);
             begin = found.end();
         }
-        self.piece(tokenizer, whose, &text[begin..], &mut tokens)?;
+        self.piece(cutter, whose, &text[begin..], &mut tokens)?;
         Ok(tokens)
     }
 
     fn piece(
         &self,
-        tokenizer: &Tokenizer,
+        cutter: &Cutter,
         whose: &TenantName,
         piece: &str,
         into: &mut Vec<u32>,
@@ -90,7 +91,7 @@ impl Pieces {
             return Ok(());
         }
         if piece.len() < LEAST_BYTES {
-            into.extend_from_slice(tokenizer.encode_fast(piece, false)?.get_ids());
+            into.extend(cutter.cut(piece, false)?);
             return Ok(());
         }
         let hash = hash_of(piece);
@@ -98,9 +99,9 @@ impl Pieces {
             into.extend_from_slice(&known);
             return Ok(());
         }
-        let cut = tokenizer.encode_fast(piece, false)?;
-        into.extend_from_slice(cut.get_ids());
-        self.memory.lock().put(whose, hash, cut.get_ids().into());
+        let cut = cutter.cut(piece, false)?;
+        into.extend_from_slice(&cut);
+        self.memory.lock().put(whose, hash, cut.into());
         Ok(())
     }
 }
@@ -234,13 +235,13 @@ mod tests {
 
     #[test]
     fn a_chat_is_cut_as_in_one_piece_and_its_turns_are_remembered() {
-        let (tokenizer, acme) = (tokenizer(), tenant("acme"));
-        let pieces = Pieces::of(&tokenizer).unwrap();
+        let (cutter, acme) = (Cutter::new(tokenizer()), tenant("acme"));
+        let pieces = Pieces::of(cutter.reference()).unwrap();
         let turn = "Caf\u{e9} or cafe\u{301}? Both, and  two spaces.\n".repeat(4);
         let mut chat = format!("<|im_start|>system\n{turn}<|im_end|>\n");
         for _ in 0..3 {
-            let whole = tokenizer.encode_fast(chat.as_str(), false).unwrap();
-            assert_eq!(pieces.encode(&tokenizer, &acme, &chat).unwrap(), whole.get_ids());
+            let whole = cutter.reference().encode_fast(chat.as_str(), false).unwrap();
+            assert_eq!(pieces.encode(&cutter, &acme, &chat).unwrap(), whole.get_ids());
             chat.push_str("<|im_start|>user\nand then?<|im_end|>\n");
         }
         let known = &pieces.memory.lock().tenants[&acme];

@@ -1,14 +1,16 @@
 //! Chat templates, rendered as the reference implementation renders them.
 //!
-//! `strftime_now` is not defined: templates that use it test for it and fall back to a fixed date, and a prompt that
-//! changes with the date would share no cached prefix with yesterday's.
+//! `strftime_now` says the request's time in UTC, which is what engines in containers take for local: a prompt that prints the
+//! date shares no prefix with yesterday's, at the engine either.
 //!
 //! Tools and the arguments of calls are shown to a template as vLLM shows them, since templates print them: a tool's keys
 //! in the order of its schema, what is in its parameters in the client's order, arguments as an object and not as text.
 
+use jiff::{Timestamp, tz::TimeZone};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
+use portolan_base::Moment;
 use portolan_ports::{ChatMessage, TemplateValues, TextError};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
@@ -46,16 +48,12 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt of `messages`, ready for an answer.
-    pub(super) fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        self.render_with(messages, &TemplateValues::new())
-    }
-
-    /// The same with more values, which win over those that are always there.
-    pub(super) fn render_with(
+    /// The prompt of `messages`, ready for an answer. What is in `more` wins over what is always there.
+    pub(super) fn render(
         &self,
         messages: &[ChatMessage],
         more: &TemplateValues,
+        at: Moment,
     ) -> Result<String, TextError> {
         let failed = |e: serde_json::Error| TextError::Template(e.to_string());
         let read = more.iter().map(|(name, raw)| {
@@ -71,6 +69,7 @@ impl ChatTemplate {
                 add_generation_prompt => true,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
+                strftime_now => Value::from_function(move |format: &str| time_as(format, at)),
             }
         };
         let render = self
@@ -197,6 +196,19 @@ fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
+/// A time in UTC, in the form that a template asks for by Python's directives.
+fn time_as(format: &str, at: Moment) -> Result<String, Error> {
+    let wrong = |e: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}"));
+    let millis = i64::try_from(at.millis()).unwrap_or(i64::MAX);
+    let time = Timestamp::from_millisecond(millis)
+        .map_err(wrong)?
+        .to_zoned(TimeZone::UTC);
+    // Unknown directives are written as they are.
+    let lenient = jiff::fmt::strtime::Config::new().lenient(true);
+    let broken = jiff::fmt::strtime::BrokenDownTime::from(&time);
+    broken.to_string_with_config(&lenient, format).map_err(wrong)
+}
+
 /// JSON as Python writes it: a space after each comma and colon, nothing escaped for HTML; with `indent`, a line for each
 /// value; with `ensure_ascii`, other characters as escapes.
 #[expect(clippy::needless_pass_by_value, reason = "the signature that filters have")]
@@ -285,7 +297,7 @@ mod tests {
     fn render(source: &str, messages: &[ChatMessage]) -> Result<String, TextError> {
         ChatTemplate::compile(source, Some("<s>"), Some("</s>"))
             .unwrap()
-            .render(messages)
+            .render(messages, &TemplateValues::new(), Moment(0))
     }
 
     #[test]
@@ -302,7 +314,7 @@ mod tests {
         let source = "{% if tools %}T:{{ tools | tojson }}{% endif %}{{ messages[0].content }}{% if thinking %}!{% endif %}{% if add_generation_prompt %}A{% endif %}";
         let template = ChatTemplate::compile(source, None, None).unwrap();
         let more = values(r#"{"tools": [{"name": "f"}], "thinking": true, "add_generation_prompt": false}"#);
-        let text = template.render_with(&[message("user", "hi")], &more);
+        let text = template.render(&[message("user", "hi")], &more, Moment(0));
         assert_eq!(text.unwrap(), r#"T:[{"name": "f"}]hi!"#);
     }
 
@@ -338,8 +350,36 @@ mod tests {
             "function": {"name": "f", "arguments": "{\"z\":1,\"a\":[2]}"}}]);
         calls.rest.insert("tool_calls".to_owned(), call);
         assert_eq!(
-            template.render_with(&[calls], &more).unwrap(),
+            template.render(&[calls], &more, Moment(0)).unwrap(),
             r#"[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}}, {"type": "function", "function": {"name": "g", "description": "d", "parameters": null, "strict": true}}]|f{"z": 1, "a": [2]}"#
+        );
+    }
+
+    #[test]
+    fn the_date_is_the_requests_in_the_form_that_the_template_asks_for() {
+        // As Python's datetime prints 2026-03-05 07:08:09 UTC.
+        let at = Moment(1_772_694_489_000_000);
+        for (format, expected) in [
+            ("%d %b %Y", "05 Mar 2026"),
+            ("%Y-%m-%d", "2026-03-05"),
+            ("%d %B %Y", "05 March 2026"),
+            ("%A, %-d %B %Y, %H:%M:%S", "Thursday, 5 March 2026, 07:08:09"),
+            ("%I:%M %p %a %j %y %%", "07:08 AM Thu 064 26 %"),
+        ] {
+            let source = format!(
+                "{{% if strftime_now is defined %}}{{{{ strftime_now('{format}') }}}}{{% else %}}26 Jul 2024{{% endif %}}"
+            );
+            let template = ChatTemplate::compile(&source, None, None).unwrap();
+            assert_eq!(
+                template.render(&[], &TemplateValues::new(), at).unwrap(),
+                expected
+            );
+        }
+        let wild = ChatTemplate::compile("{{ strftime_now('%Q %') }}", None, None).unwrap();
+        assert!(
+            wild.render(&[], &TemplateValues::new(), Moment(u64::MAX))
+                .is_err(),
+            "no such year"
         );
     }
 
@@ -361,10 +401,14 @@ mod tests {
             ),
         ] {
             let template = ChatTemplate::compile(&source(options), None, None).unwrap();
-            assert_eq!(template.render_with(&[], &more).unwrap(), expected, "{options}");
+            assert_eq!(
+                template.render(&[], &more, Moment(0)).unwrap(),
+                expected,
+                "{options}"
+            );
         }
         let other = ChatTemplate::compile(&source("colour=1"), None, None).unwrap();
-        assert!(other.render_with(&[], &more).is_err());
+        assert!(other.render(&[], &more, Moment(0)).is_err());
     }
 
     #[test]

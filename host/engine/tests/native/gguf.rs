@@ -4,8 +4,9 @@ use crate::support::{answer, config, decode_job, kv_for};
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
+use portolan_base::Moment;
 use portolan_engine::{NativeInstance, generate, load_model};
-use portolan_ports::{ChatMessage, Role};
+use portolan_ports::{ChatMessage, Role, TemplateValues};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -142,7 +143,11 @@ async fn a_gguf_file_is_a_whole_model() {
         content: "hi".to_owned(),
         rest: serde_json::Map::new(),
     };
-    assert_eq!(text.render_chat(&[message]).unwrap(), "hi<|end|>");
+    assert_eq!(
+        text.render_chat(&[message], &TemplateValues::new(), Moment(0))
+            .unwrap(),
+        "hi<|end|>"
+    );
     let prompt: Vec<u32> = (0..150).map(|i| (i * 37) % 256).collect();
     let whole = generate(&model, &prompt, 16, &mut |_| {}).unwrap();
     let first = NativeInstance::start(Arc::clone(&model), config("p", Role::Prefill)).unwrap();

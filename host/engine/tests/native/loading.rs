@@ -2,8 +2,9 @@
 
 use crate::support::{folder, load, oracle};
 use candle_core::{DType, Device, Tensor};
+use portolan_base::Moment;
 use portolan_engine::load_model;
-use portolan_ports::{ChatMessage, TextError};
+use portolan_ports::{ChatMessage, TemplateValues, TextError, TextModel};
 use std::collections::HashMap;
 use std::path::Path;
 use tempfile::TempDir;
@@ -210,7 +211,10 @@ fn a_chat_is_rendered_with_the_models_own_template_and_a_model_without_one_says_
         rest: serde_json::Map::new(),
     };
     let text = load("tiny-qwen3").text();
-    let rendered = text.render_chat(std::slice::from_ref(&hello)).unwrap();
+    let render = |text: &dyn TextModel| {
+        text.render_chat(std::slice::from_ref(&hello), &TemplateValues::new(), Moment(0))
+    };
+    let rendered = render(text.as_ref()).unwrap();
     assert_eq!(
         rendered,
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -223,21 +227,14 @@ fn a_chat_is_rendered_with_the_models_own_template_and_a_model_without_one_says_
     let model = copy();
     std::fs::remove_file(model.path().join("tokenizer_config.json")).unwrap();
     let bare = load_model(model.path()).unwrap().text();
-    assert_eq!(
-        bare.render_chat(std::slice::from_ref(&hello)),
-        Err(TextError::NoChatTemplate)
-    );
+    assert_eq!(render(bare.as_ref()), Err(TextError::NoChatTemplate));
     std::fs::write(
         model.path().join("chat_template.jinja"),
         "{{ messages[0].content }}!",
     )
     .unwrap();
     assert_eq!(
-        load_model(model.path())
-            .unwrap()
-            .text()
-            .render_chat(&[hello])
-            .unwrap(),
+        render(load_model(model.path()).unwrap().text().as_ref()).unwrap(),
         "Hello!"
     );
 }

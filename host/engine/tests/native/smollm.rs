@@ -1,8 +1,9 @@
 //! SmolLM2-135M-Instruct, the demo's model. Runs where `PORTOLAN_MODEL_DIR` holds its file.
 
 use crate::support::{answer, config, decode_job, kv_for, prefill, prefill_job, prompt};
+use portolan_base::Moment;
 use portolan_engine::{LoadedModel, NativeInstance, load_model};
-use portolan_ports::{ChatMessage, Engine, Role};
+use portolan_ports::{ChatMessage, Engine, Role, TemplateValues};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +36,12 @@ async fn it_knows_the_capital_of_france() {
         rest: serde_json::Map::new(),
     };
     let prompt = text
-        .encode(&text.render_chat(&[question]).unwrap(), false)
+        .encode(
+            &text
+                .render_chat(&[question], &TemplateValues::new(), Moment(0))
+                .unwrap(),
+            false,
+        )
         .unwrap();
     let (first, second) = (start(&model, Role::Prefill), start(&model, Role::Decode));
     let mut job = decode_job(&prompt, kv_for(&first, &prompt).await, 32);

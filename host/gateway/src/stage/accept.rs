@@ -163,7 +163,7 @@ impl Draft {
         let generation = Generation::take(&mut fields, call.endpoint, site.parts.random.as_ref())?;
         let prompts = Prompts::take(&mut fields, call.endpoint)?;
         let prompts = behind(self.warm.as_ref(), prompts)?;
-        let prompts = prompts.tokenise(model, &self.tenant.name)?;
+        let prompts = prompts.tokenise(model, &self.tenant.name, call.at)?;
         generation.check_tokens(model.description.vocabulary)?;
         fits_at_once(site, prompts.len(), generation.options.choices)?;
         let requests = self.requests(&generation, &prompts, model.description.context_tokens.0)?;
@@ -193,7 +193,7 @@ impl Draft {
                 ServedBy::Pieces | ServedBy::Both => self.computed(site, call, fields.clone(), model),
             };
         }
-        let outline = original::outline(fields.clone(), call.endpoint, model, &self.tenant.name);
+        let outline = original::outline(fields.clone(), call.endpoint, model, (&self.tenant.name, call.at));
         if outline.answers > ANSWERS_MAX {
             let message = format!(
                 "{} answers are asked for, at most {ANSWERS_MAX} are given at once",
@@ -269,7 +269,7 @@ pub fn accept_prewarm(site: &Site, call: &Call) -> Result<WarmOrder, RequestErro
         return Err(RequestError::bad_field("prefill_policy", text));
     }
     let content = behind(warm.as_ref(), Prompts::take(&mut fields, call.endpoint)?)?;
-    let prompts = content.clone().tokenise(model, &tenant.name)?;
+    let prompts = content.clone().tokenise(model, &tenant.name, call.at)?;
     let life = hints.life;
     let id = hints.request_id.clone().unwrap_or_else(|| call.id.clone());
     let hints = Hints {

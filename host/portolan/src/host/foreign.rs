@@ -28,6 +28,7 @@ pub(super) fn start(
         kv_store: server.store(),
         text: model.text(),
         random: Arc::clone(&shared.random),
+        clock: Arc::clone(&shared.clock),
     };
     let started = ForeignInstance::start(config).map_err(|source| HostError::Foreign {
         instance: instance.name.as_str().to_owned(),

@@ -16,7 +16,8 @@ use portolan_gateway::site::ExactKv;
 use portolan_plugin::{ArtefactKey, Compilation, ComponentLoader, Limits, LoaderConfig};
 use portolan_ports::{
     Admission, ChatMessage, ControlStream, EngineDescription, EngineError, MemoryState, Operation,
-    PolicyState, PolicyStore, Principal, StateQuota, StoreError, TenantRecord, TextError, TextModel,
+    PolicyState, PolicyStore, Principal, StateQuota, StoreError, TemplateValues, TenantRecord, TextError,
+    TextModel,
 };
 use portolan_store::{PlatformSecret, SledState, SledStore};
 use portolan_transport::ClusterSecret;
@@ -438,13 +439,14 @@ pub(super) async fn load_models(config: &Config) -> Result<BTreeMap<ModelName, M
 pub(super) fn public_prefixes(
     config: &Config,
     models: &BTreeMap<ModelName, Model>,
+    at: Moment,
 ) -> Result<PublicPrefixes, HostError> {
     let mut public = PublicPrefixes::default();
     for prefix in &config.kv.public_prefixes {
         let Some(model) = models.get(&prefix.model) else {
             continue;
         };
-        let tokens = prefix_tokens(prefix, model.text().as_ref());
+        let tokens = prefix_tokens(prefix, model.text().as_ref(), at);
         let tokens = tokens.map_err(|source| HostError::PublicPrefix {
             model: prefix.model.clone(),
             source,
@@ -454,7 +456,7 @@ pub(super) fn public_prefixes(
     Ok(public)
 }
 
-fn prefix_tokens(prefix: &PublicPrefix, text: &dyn TextModel) -> Result<Vec<u32>, TextError> {
+fn prefix_tokens(prefix: &PublicPrefix, text: &dyn TextModel, at: Moment) -> Result<Vec<u32>, TextError> {
     let Some(system) = &prefix.system else {
         return text.encode(prefix.text.as_deref().unwrap_or_default(), true);
     };
@@ -464,7 +466,11 @@ fn prefix_tokens(prefix: &PublicPrefix, text: &dyn TextModel) -> Result<Vec<u32>
         content: content.to_owned(),
         rest: serde_json::Map::new(),
     };
-    let rendered = text.render_chat(&[message("system", system), message("user", "")])?;
+    let rendered = text.render_chat(
+        &[message("system", system), message("user", "")],
+        &TemplateValues::new(),
+        at,
+    )?;
     text.encode(&rendered, false)
 }
 

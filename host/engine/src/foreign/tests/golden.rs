@@ -8,7 +8,8 @@ use crate::load::ModelFiles;
 use crate::splice::field;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use portolan_ports::ChatMessage;
+use portolan_base::Moment;
+use portolan_ports::{ChatMessage, TemplateValues};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -230,6 +231,8 @@ fn text_and_chats_are_cut_as_the_recorded_engine_cut_them() {
     );
     let messages: Vec<ChatMessage> =
         serde_json::from_value(request("tokenize_chat")["messages"].clone()).unwrap();
-    let rendered = text.render_chat(&messages).unwrap();
+    let rendered = text
+        .render_chat(&messages, &TemplateValues::new(), Moment(0))
+        .unwrap();
     assert_eq!(text.encode(&rendered, false).unwrap(), tokens("tokenize_chat"));
 }

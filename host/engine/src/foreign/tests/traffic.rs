@@ -252,8 +252,10 @@ async fn an_engine_that_cuts_text_otherwise_is_noticed_at_the_start() {
         fn render_chat(
             &self,
             m: &[portolan_ports::ChatMessage],
+            more: &portolan_ports::TemplateValues,
+            at: portolan_base::Moment,
         ) -> Result<String, portolan_ports::TextError> {
-            self.0.render_chat(m)
+            self.0.render_chat(m, more, at)
         }
         fn stream(&self) -> Box<dyn portolan_ports::TextStream> {
             self.0.stream()

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 pub(super) struct Wall;
 
-impl portolan_base::Clock for Wall {
+impl Clock for Wall {
     fn now(&self) -> Moment {
         Moment(std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as u64)
     }
@@ -90,6 +90,7 @@ pub(super) fn config(address: SocketAddr) -> ForeignConfig {
         kv_store: None,
         text: Arc::new(FakeText::new()),
         random: Arc::new(Dice),
+        clock: Arc::new(Wall),
     }
 }
 

@@ -4,6 +4,7 @@ use super::super::ModelledText;
 use super::super::hand_over::Transfer;
 use super::reply::Refusal;
 use crate::splice::field;
+use portolan_base::Moment;
 use portolan_ports::{ChatMessage, TemplateValues};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -48,6 +49,8 @@ pub(super) struct Reading<'a> {
     pub(super) model: &'a str,
     pub(super) text: &'a ModelledText,
     pub(super) context: u32,
+    /// The time that chat templates print.
+    pub(super) at: Moment,
 }
 
 impl Reading<'_> {
@@ -140,7 +143,7 @@ impl Reading<'_> {
         let messages = messages.map_err(|problem| Refusal::field("messages", problem))?;
         let model = &self.text.text;
         let rendered = model
-            .render_chat_with(&messages, &template_values(body))
+            .render_chat(&messages, &template_values(body), self.at)
             .map_err(|e| Refusal::field("messages", &e.to_string()))?;
         let tokens = model
             .encode(&rendered, false)

@@ -7,7 +7,7 @@ use super::{Call, Delivery, Endpoint};
 use crate::accepted::Original;
 use crate::site::ServedModel;
 use axum::http::HeaderMap;
-use portolan_base::TenantName;
+use portolan_base::{Moment, TenantName};
 use portolan_ports::{TemplateValues, WholePath};
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ pub(super) fn outline(
     mut fields: Fields<'_>,
     endpoint: Endpoint,
     model: &ServedModel,
-    whose: &TenantName,
+    (whose, at): (&TenantName, Moment),
 ) -> Outline {
     let context = model.description.context_tokens.0;
     let mut number = |name: &str| fields.take::<u64>(name).ok().flatten();
@@ -119,7 +119,7 @@ pub(super) fn outline(
     let raw_bytes = raw.map_or(1, str::len);
     let prompts = Prompts::take(&mut fields, endpoint).ok();
     let count = prompts.as_ref().map_or(1, Prompts::count);
-    let tokens = prompts.and_then(|prompts| prompts.first_tokens(model, whose, &more));
+    let tokens = prompts.and_then(|prompts| prompts.first_tokens(model, whose, &more, at));
     let tokens = tokens.unwrap_or_else(|| guessed(raw_bytes, context));
     let room = context.saturating_sub(tokens.len() as u32).max(1);
     let default = match endpoint {

@@ -5,7 +5,7 @@ use super::fields::{Fields, unusable};
 use super::messages;
 use crate::error::{ErrorKind, RequestError};
 use crate::site::ServedModel;
-use portolan_base::TenantName;
+use portolan_base::{Moment, TenantName};
 use portolan_ports::{ChatMessage, TemplateValues, TextError};
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -76,12 +76,13 @@ impl Prompts {
         model: &ServedModel,
         whose: &TenantName,
         more: &TemplateValues,
+        at: Moment,
     ) -> Option<Arc<[u32]>> {
         let text = &model.text;
         let fits = |prompt: &str| could_fit("prompt", prompt, model).ok();
         let tokens = match self {
             Self::Chat(messages) => {
-                let rendered = text.render_chat_with(&messages, more).ok()?;
+                let rendered = text.render_chat(&messages, more, at).ok()?;
                 fits(&rendered)?;
                 text.encode_chat(&rendered, whose).ok()?
             }
@@ -108,12 +109,13 @@ impl Prompts {
         self,
         model: &ServedModel,
         whose: &TenantName,
+        at: Moment,
     ) -> Result<Vec<Arc<[u32]>>, RequestError> {
         let text = &model.text;
         match self {
             Self::Chat(messages) => {
                 let rendered = text
-                    .render_chat(&messages)
+                    .render_chat(&messages, &TemplateValues::new(), at)
                     .map_err(|e| text_error(&e, "messages"))?;
                 could_fit("messages", &rendered, model)?;
                 let tokens = text.encode_chat(&rendered, whose);
