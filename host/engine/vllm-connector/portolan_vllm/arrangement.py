@@ -55,12 +55,12 @@ class Arrangement:
         self._read, self._write = ARRANGEMENTS[name]
 
     @classmethod
-    def found(cls, layer, cache, width):
-        """The arrangement of ``layer`` (an attention layer of vLLM) in caches like ``cache``; none where it is none of
-        those known here."""
-        _, heads, tokens, both = cache.shape
-        if both != 2 * width:
+    def found(cls, layer, cache, tokens, width):
+        """The arrangement of ``layer`` (an attention layer of vLLM) in caches like ``cache``, of blocks of ``tokens``; none
+        where it is none of those known here. A backend may cut the engine's blocks into smaller ones of its own."""
+        if getattr(cache, "ndim", 0) != 4 or tuple(cache.shape[2:]) != (tokens, 2 * width):
             return None
+        heads = cache.shape[1]
         scratch = torch.zeros_like(cache[:2])
         count = tokens + 1
         ramp = torch.arange(count * heads * width, device=cache.device, dtype=torch.float32)
@@ -68,7 +68,10 @@ class Arrangement:
         keys = ((ramp % 251) + 1).reshape(count, heads, width).to(cache.dtype)
         values = -((ramp % 241) + 1).reshape(count, heads, width).to(cache.dtype)
         slots = torch.arange(tokens - 1, tokens - 1 + count, device=cache.device)
-        layer.impl.do_kv_cache_update(layer, keys, values, scratch, slots)
+        try:
+            layer.impl.do_kv_cache_update(layer, keys, values, scratch, slots)
+        except Exception:  # Whatever a backend says that is not asked this way: it is not known here.
+            return None
         # The second block is full: tokens 1 and on.
         wanted = torch.stack((keys[1:], values[1:])).permute(0, 2, 1, 3)
         for name in ARRANGEMENTS:

@@ -201,7 +201,8 @@ class PortolanConnector(KVConnectorBase_V1, SupportsHMA):
         """How blocks are arranged, once the backend was asked; none where it is not known."""
         if self._arrangement is None:
             names = self._shape.layers
-            found = [Arrangement.found(self._layers[n], self._layers[n].kv_cache, self._shape.width) for n in names]
+            layers, size = [self._layers[n] for n in names], (self._shape.block, self._shape.width)
+            found = [Arrangement.found(layer, layer.kv_cache, *size) for layer in layers]
             known = all(found) and len({each.name for each in found}) == 1
             self._arrangement = (found[0] if known else False,)
             if known:

@@ -54,7 +54,7 @@ class Arranged(unittest.TestCase):
     def test_each_is_found_by_what_the_backend_does_and_bytes_come_back(self):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for name, write in zip(ARRANGEMENTS, (packed, halves, across)):
-                found = Arrangement.found(layer(write), self.cache(dtype), WIDTH)
+                found = Arrangement.found(layer(write), self.cache(dtype), TOKENS, WIDTH)
                 self.assertEqual(found.name, name)
                 block = torch.randn(HEADS, TOKENS, 2 * WIDTH).to(dtype)
                 data = found.read(block)
@@ -67,7 +67,7 @@ class Arranged(unittest.TestCase):
         keys, values = torch.randn(TOKENS, HEADS, WIDTH), torch.randn(TOKENS, HEADS, WIDTH)
         said = set()
         for write in (packed, halves, across):
-            found, block = Arrangement.found(layer(write), self.cache(), WIDTH), self.cache()[0]
+            found, block = Arrangement.found(layer(write), self.cache(), TOKENS, WIDTH), self.cache()[0]
             for at in range(TOKENS):
                 write(block, at, keys[at], values[at])
             said.add(found.read(block))
@@ -75,8 +75,19 @@ class Arranged(unittest.TestCase):
         self.assertEqual(said, {wanted})
 
     def test_one_that_is_not_known_is_not_guessed(self):
-        self.assertIsNone(Arrangement.found(layer(values_first), self.cache(), WIDTH))
-        self.assertIsNone(Arrangement.found(layer(packed), self.cache(), WIDTH + 1))
+        self.assertIsNone(Arrangement.found(layer(values_first), self.cache(), TOKENS, WIDTH))
+        self.assertIsNone(Arrangement.found(layer(packed), self.cache(), TOKENS, WIDTH + 1))
+
+    def test_what_a_backend_cannot_be_asked_is_not_known_and_nothing_breaks(self):
+        def raises(*_):
+            raise NotImplementedError
+
+        self.assertIsNone(Arrangement.found(layer(raises), self.cache(), TOKENS, WIDTH))
+        self.assertIsNone(Arrangement.found(types.SimpleNamespace(impl=None), self.cache(), TOKENS, WIDTH))
+        # Blocks of 64 tokens, which the backend cuts into two.
+        self.assertIsNone(Arrangement.found(layer(packed), self.cache(), 2 * TOKENS, WIDTH))
+        for cache in (torch.zeros(2, 4, TOKENS, HEADS, WIDTH), [self.cache()]):
+            self.assertIsNone(Arrangement.found(layer(packed), cache, TOKENS, WIDTH))
 
     def test_the_kernel_of_vllm_for_cpus_is_understood(self):
         try:
@@ -93,7 +104,7 @@ class Arranged(unittest.TestCase):
             ops.cpu_attn_reshape_and_cache(keys, values, *parts, slots, "vec", **scale)
 
         one = types.SimpleNamespace(impl=types.SimpleNamespace(do_kv_cache_update=update))
-        self.assertIsNotNone(Arrangement.found(one, cache, width))
+        self.assertIsNotNone(Arrangement.found(one, cache, TOKENS, width))
 
 
 if __name__ == "__main__":
