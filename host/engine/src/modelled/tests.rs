@@ -145,6 +145,14 @@ async fn several_answers_stop_texts_and_mistakes_are_as_vllms() {
     assert!(body.contains("The model `nope` does not exist."), "{body}");
     for (field, value) in [
         ("max_tokens", json!(0)),
+        ("max_tokens", json!(-1)),
+        ("n", json!(0)),
+        ("temperature", json!(-1)),
+        ("temperature", json!(2.5)),
+        ("min_tokens", json!(9)),
+        ("stop", json!(["a", ""])),
+        ("stop", json!("")),
+        ("stream_options", json!({"include_usage": true})),
         ("prompt", json!("")),
         ("max_tokens", json!(100_000)),
     ] {

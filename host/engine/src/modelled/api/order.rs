@@ -1,5 +1,7 @@
 //! What a client asks of a modelled engine, read as vLLM reads it: fields it does not know are passed over.
 
+mod limits;
+
 use super::super::ModelledText;
 use super::super::hand_over::Transfer;
 use super::reply::Refusal;
@@ -56,6 +58,7 @@ pub(super) struct Reading<'a> {
 impl Reading<'_> {
     pub(super) fn order(&self, door: Door, body: &[u8]) -> Result<Order, Refusal> {
         let fields = self.fields(body)?;
+        limits::check(&fields)?;
         let number = |name: &str| fields.get(name).and_then(Value::as_u64);
         let flag = |name: &str| fields.get(name).and_then(Value::as_bool).unwrap_or(false);
         let text = |name: &str| fields.get(name).and_then(Value::as_str);
@@ -67,12 +70,6 @@ impl Reading<'_> {
         let room = self.room(longest)?;
         let asked = number("max_completion_tokens").or_else(|| number("max_tokens"));
         let max_tokens = match (asked, door) {
-            (Some(0), _) => {
-                return Err(Refusal::field(
-                    "max_tokens",
-                    "max_tokens must be at least 1, got 0.",
-                ));
-            }
             (Some(n), _) if n > u64::from(room) => {
                 return Err(Refusal::field(
                     "max_tokens",
@@ -87,9 +84,17 @@ impl Reading<'_> {
             (None, Door::Completion) => 16.min(room),
             (None, Door::Chat) => room,
         };
-        let transfer = match fields.get("kv_transfer_params") {
-            None => Transfer::None,
-            Some(params) => Transfer::read(params).map_err(|_| Refusal::fatal())?,
+        let own = fields
+            .get("kv_transfer_params")
+            .filter(|params| !params.is_null());
+        let among_extensions = fields
+            .get("vllm_xargs")
+            .and_then(|own| own.get("kv_transfer_params"));
+        let transfer = match (own, among_extensions) {
+            (Some(params), _) => Transfer::read(params).map_err(|_| Refusal::fatal())?,
+            // Whatever may stand there is no object, and the engine it models looks into it as if it were.
+            (None, Some(_)) => return Err(Refusal::fatal()),
+            (None, None) => Transfer::None,
         };
         let greedy = fields.get("temperature").and_then(Value::as_f64) == Some(0.0);
         let options = fields.get("stream_options");
