@@ -245,6 +245,8 @@ pub(crate) struct Counts {
     pub(crate) replays: AtomicU64,
     /// Messages that could not be used.
     pub(crate) bad_messages: AtomicU64,
+    /// Events and blocks in messages that could be used, and could not themselves.
+    pub(crate) refused_events: AtomicU64,
     /// Starts of the process that were seen, or made.
     pub(crate) starts: AtomicU64,
     /// Prefill legs that came back without what the decode instance needs.

@@ -16,6 +16,10 @@ const NAMES: portolan_base::Bytes = portolan_base::Bytes(64 << 20);
 /// How long a replay may say nothing before it is given up.
 const REPLAY_PAUSE: Duration = Duration::from_secs(2);
 
+/// How long a replay may take that goes on: an engine keeps 10,000 batches, and a site that forgets what one holds never
+/// hears of it again.
+const REPLAY_WHOLE: Duration = Duration::from_secs(60);
+
 /// How long after a failed replay the next is tried: an engine that cannot answer is not asked again and again.
 const REPLAY_AGAIN: Duration = Duration::from_secs(30);
 
@@ -26,6 +30,9 @@ const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rank {
     number: u16,
+    /// Whether no other is listened to: then it is whichever the engine says, as one of several that each have a server
+    /// of their own does.
+    only: bool,
     endpoint: String,
     replay: Option<String>,
 }
@@ -35,6 +42,7 @@ pub(super) fn ranks(config: &EventsConfig) -> Result<Vec<Rank>, ForeignError> {
     let rank = |number: u16| {
         Ok(Rank {
             number,
+            only: config.ranks <= 1,
             endpoint: shifted(&config.endpoint, number)?,
             replay: config
                 .replay
@@ -62,9 +70,11 @@ fn shifted(endpoint: &str, by: u16) -> Result<String, ForeignError> {
 
 /// Listens for as long as the instance is there.
 pub(super) async fn run(shared: Arc<Shared>, rank: Rank, mut restarts: watch::Receiver<u64>) {
+    let feed = EventFeed::new(rank.number, NAMES);
     let mut listener = Listener {
-        feed: EventFeed::new(rank.number, NAMES),
+        feed: if rank.only { feed.by_any_name() } else { feed },
         not_before: None,
+        refused: 0,
         shared,
         rank,
     };
@@ -83,6 +93,8 @@ struct Listener {
     feed: EventFeed,
     /// When a replay may be asked for again, after one that failed.
     not_before: Option<tokio::time::Instant>,
+    /// What of the feed's refusals was counted.
+    refused: u64,
 }
 
 impl Listener {
@@ -117,6 +129,7 @@ impl Listener {
             .feed
             .live(message, &root, &mut |event| drop(events.send(event)));
         self.shared.heard();
+        self.count_refused();
         match taken {
             Ok(Wanted::Nothing) => {}
             Ok(Wanted::Replay { from }) => self.replay(from).await,
@@ -133,7 +146,7 @@ impl Listener {
         let due = self.not_before.is_none_or(|at| tokio::time::Instant::now() >= at);
         if let Some(address) = self.rank.replay.clone().filter(|_| due) {
             self.shared.counts.replays.fetch_add(1, Relaxed);
-            let answered = tokio::time::timeout(REPLAY_PAUSE * 2, self.ask(&address, from)).await;
+            let answered = tokio::time::timeout(REPLAY_WHOLE, self.ask(&address, from)).await;
             self.not_before = match answered {
                 Ok(Ok(())) => None,
                 Ok(Err(_)) | Err(_) => Some(tokio::time::Instant::now() + REPLAY_AGAIN),
@@ -143,17 +156,27 @@ impl Listener {
         let root = |salt: Option<&str>| salts.root(salt);
         self.feed
             .replay_ended(&root, &mut |event| drop(events.send(event)));
+        self.count_refused();
+    }
+
+    fn count_refused(&mut self) {
+        let all = self.feed.refused().malformed + self.feed.skipped().malformed;
+        let more = all.saturating_sub(std::mem::replace(&mut self.refused, all));
+        self.shared.counts.refused_events.fetch_add(more, Relaxed);
     }
 
     async fn ask(&mut self, address: &str, from: u64) -> Result<(), zeromq::ZmqError> {
         let mut socket = DealerSocket::new();
-        socket.connect(address).await?;
+        let late = |_| zeromq::ZmqError::NoMessage;
+        tokio::time::timeout(REPLAY_PAUSE, socket.connect(address))
+            .await
+            .map_err(late)??;
         let mut ask = ZmqMessage::from(Bytes::new());
         ask.push_back(Bytes::copy_from_slice(&from.to_be_bytes()));
         socket.send(ask).await?;
         loop {
             let message = tokio::time::timeout(REPLAY_PAUSE, socket.recv()).await;
-            let message = message.map_err(|_| zeromq::ZmqError::NoMessage)??;
+            let message = message.map_err(late)??;
             let frames = message.into_vec();
             let frames: Vec<&[u8]> = frames.iter().map(AsRef::as_ref).collect();
             let (salts, events) = (&self.shared.salts, &self.shared.events);

@@ -33,7 +33,7 @@ pub struct CommandConfig {
     pub env: Vec<(String, String)>,
     /// Where what it prints goes.
     pub log: PathBuf,
-    /// How long it may take until it answers; vLLM takes minutes.
+    /// How long it may take until it answers, or not answer later on; vLLM takes minutes to start.
     pub ready_within: Duration,
 }
 
@@ -83,18 +83,21 @@ pub(super) async fn run(shared: Arc<Shared>, config: CommandConfig, log: File) {
     }
 }
 
-/// Waits until the process ends, or has taken too long to answer; says why.
+/// Waits until the process ends, or has not answered for too long; says why. One that hangs after months is given as long as
+/// one that starts: no shorter time tells it from one that is busy.
 async fn attend(shared: &Shared, mut process: Process, ready_within: Duration) -> String {
-    let not_ready = async {
-        tokio::time::sleep(ready_within).await;
-        while shared.up.load(Ordering::Acquire) {
-            // It is ready; whether it stays so is the watcher's matter, and this never ends.
-            std::future::pending::<()>().await;
+    let silent = async {
+        let mut answered = Instant::now();
+        while answered.elapsed() < ready_within {
+            tokio::time::sleep(LOOK.min(ready_within)).await;
+            if shared.up.load(Ordering::Acquire) {
+                answered = Instant::now();
+            }
         }
     };
     tokio::select! {
         ended = process.ended() => ended,
-        () = not_ready => format!("it did not answer within {ready_within:?} and is stopped"),
+        () = silent => format!("it did not answer for {ready_within:?} and is stopped"),
     }
 }
 

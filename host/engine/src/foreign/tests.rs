@@ -10,6 +10,7 @@ mod process;
 mod sglang;
 mod slots;
 mod traffic;
+mod watched;
 mod world;
 
 use super::*;

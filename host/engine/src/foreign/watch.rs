@@ -1,9 +1,11 @@
 //! Health, load and restarts of a foreign engine, twice a second; and what is tried before it is given work.
 
+use super::hand_over::Handing;
 use super::scrape::{Scraped, scrape};
 use super::{Shared, agree};
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use portolan_base::INDEX_BLOCK_TOKENS;
 use portolan_ports::{Reading, Sample};
 use serde_json::json;
 use std::sync::Arc;
@@ -28,6 +30,10 @@ const TRY_AGAIN: Duration = Duration::from_secs(2);
 /// The try's prompt and answer, in tokens.
 const TRIED_PROMPT: u32 = 256;
 const TRIED_ANSWER: u32 = 16;
+
+/// The bootstrap server by which SGLang tries a prefill or decode engine out by itself (`FAKE_BOOTSTRAP_HOST` there);
+/// either refuses a request that names none.
+const NO_TRANSFER: &str = "2.2.2.2";
 
 /// How long the try may take: a first request may compile kernels.
 const TRIAL: Duration = Duration::from_secs(60);
@@ -58,6 +64,7 @@ pub(super) async fn run(shared: Arc<Shared>, restarts: watch::Sender<u64>) {
         shared,
         restarts,
         failures: 0,
+        met: false,
         introduced: false,
         not_before: Instant::now(),
     };
@@ -71,6 +78,8 @@ struct Watcher {
     shared: Arc<Shared>,
     restarts: watch::Sender<u64>,
     failures: u32,
+    /// Whether it ever answered.
+    met: bool,
     /// Whether this process of it was tried.
     introduced: bool,
     not_before: Instant,
@@ -81,8 +90,8 @@ impl Watcher {
         let name = &self.shared.description.instance;
         match self.seen().await {
             Ok(scraped) => {
-                self.failures = 0;
-                self.take(scraped);
+                let gone = std::mem::take(&mut self.failures) >= FAILURES;
+                self.take(scraped, gone);
                 if !self.introduced && Instant::now() >= self.not_before {
                     self.introduce().await;
                 }
@@ -92,10 +101,6 @@ impl Watcher {
                 self.failures += 1;
                 if self.failures == FAILURES && self.shared.up.swap(false, Ordering::AcqRel) {
                     tracing::warn!(instance = %name, reason, "does not answer; it is given no work");
-                }
-                // Without a start time on its page, one that was gone is taken for another process.
-                if self.failures >= FAILURES && self.shared.seen.lock().started.is_none() {
-                    self.introduced = false;
                 }
             }
         }
@@ -116,12 +121,18 @@ impl Watcher {
         })
     }
 
-    fn take(&mut self, scraped: Scraped) {
+    /// Notes what was seen of it, after it was `gone` or not.
+    fn take(&mut self, scraped: Scraped, gone: bool) {
         let mut seen = self.shared.seen.lock();
-        let restarted = seen.started.is_some() && scraped.started != seen.started;
+        let restarted = match (seen.started, scraped.started) {
+            (Some(before), Some(now)) => before != now,
+            // Without a start time on its page, one that was gone is taken for another process.
+            _ => gone && self.met,
+        };
         seen.load = scraped;
-        seen.started = scraped.started;
+        seen.started = scraped.started.or(seen.started);
         drop(seen);
+        self.met = true;
         if restarted {
             self.introduced = false;
             if !self.shared.supervised {
@@ -144,6 +155,7 @@ impl Watcher {
                 if let Some(kept) = &self.shared.kept_slots {
                     self.shared.learn_form(kept).await;
                 }
+                self.mind_blocks();
                 self.introduced = true;
                 tracing::info!(instance = %name, make = self.shared.make.as_str(), "is up");
             }
@@ -151,6 +163,17 @@ impl Watcher {
                 tracing::warn!(instance = %name, reason, "is there and cannot be used yet");
                 self.not_before = Instant::now() + TRY_AGAIN;
             }
+        }
+    }
+
+    /// Says so where its blocks are of a size that the index cannot cut: its cache events come, and none can be used.
+    fn mind_blocks(&self) {
+        let uncut = |tokens: &u32| !(*tokens as usize).is_multiple_of(INDEX_BLOCK_TOKENS);
+        let tokens = self.shared.seen.lock().load.block_tokens.filter(uncut);
+        if let Some(tokens) = tokens.filter(|_| self.shared.listening) {
+            tracing::warn!(instance = %self.shared.description.instance, tokens,
+                "its blocks are no multiple of {INDEX_BLOCK_TOKENS} tokens: its cache events cannot be used; \
+                 start it with --block-size or --page-size of such a multiple");
         }
     }
 
@@ -221,6 +244,11 @@ impl Shared {
             // Nobody finds these blocks again.
             body["cache_salt"] = json!(format!("{:016x}", self.random.next_u64()));
         }
+        if let Some(Handing::Bootstrap { .. }) = self.handing {
+            // Either instance alone: it computes, and the transfer is taken for done.
+            body["bootstrap_host"] = json!(NO_TRANSFER);
+            body["bootstrap_room"] = json!(self.random.next_u64() >> 1);
+        }
         let begun = Instant::now();
         let body = Bytes::from(body.to_string());
         let answer = self
@@ -286,6 +314,11 @@ impl Shared {
                 "engine_event_errors",
                 "cache event messages that could not be used",
                 Reading::Counter(count(&counts.bad_messages)),
+            ),
+            sample(
+                "engine_event_refusals",
+                "cache events and blocks that the index could not use, such as blocks of no multiple of 16 tokens",
+                Reading::Counter(count(&counts.refused_events)),
             ),
             sample(
                 "engine_starts",

@@ -54,6 +54,8 @@ pub enum Wanted {
 pub struct EventFeed {
     source: EngineSource,
     rank: u16,
+    /// Whether what the engine calls the rank matters.
+    named: bool,
     incarnation: u64,
     next: u64,
     /// The last live message's time.
@@ -69,6 +71,7 @@ impl EventFeed {
         Self {
             source: EngineSource::new(Place { instance: 0, rank }, names),
             rank,
+            named: true,
             incarnation: 0,
             next: 0,
             timestamp: f64::MIN,
@@ -76,6 +79,13 @@ impl EventFeed {
             replaying: false,
             skipped: Skipped::default(),
         }
+    }
+
+    /// The same, whatever number the engine gives the rank.
+    #[must_use]
+    pub fn by_any_name(mut self) -> Self {
+        self.named = false;
+        self
     }
 
     /// Takes a message of the running stream and tells what changes.
@@ -171,7 +181,7 @@ impl EventFeed {
 
     fn decode(&mut self, payload: &[u8]) -> Result<DecodedBatch, FeedError> {
         let batch = decode(payload)?;
-        if let Some(got) = batch.rank.filter(|rank| *rank != self.rank) {
+        if let Some(got) = batch.rank.filter(|rank| self.named && *rank != self.rank) {
             let expected = self.rank;
             return Err(FeedError::Rank { expected, got });
         }

@@ -136,6 +136,14 @@ fn another_ranks_events_and_unreadable_ones_are_refused() {
     let mut feed = EventFeed::new(3, Bytes(1 << 20));
     let refused = feed.live(messages[0].live(), &salts, &mut |_| panic!("nothing is told"));
     assert_eq!(refused, Err(FeedError::Rank { expected: 3, got: 0 }));
+    let mut only = EventFeed::new(3, Bytes(1 << 20)).by_any_name();
+    let mut told = 0;
+    assert_eq!(
+        only.live(messages[0].live(), &salts, &mut |_| told += 1),
+        Ok(Wanted::Nothing),
+        "one of several that each have a server of their own"
+    );
+    assert!(told > 0);
     let mut fed = Fed::new();
     let cut = Live {
         sequence: 0,
