@@ -28,8 +28,11 @@ pub(crate) enum WireError {
     /// The request cannot be written.
     #[error("the request cannot be written: {0}")]
     Form(String),
-    /// No connection, or one that broke.
+    /// No connection: nothing of the request was sent.
     #[error("no connection to its process: {0}")]
+    Unreachable(String),
+    /// A connection that broke.
+    #[error("the connection to its process broke: {0}")]
     Broken(String),
     /// It takes too long.
     #[error("its process said nothing for {0:?}")]
@@ -118,7 +121,11 @@ impl Upstream {
             .map_err(|e| WireError::Form(e.to_string()))?;
         self.client.request(request).await.map_err(|error| {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
-            WireError::Broken(cause.unwrap_or_else(|| error.to_string()))
+            let cause = cause.unwrap_or_else(|| error.to_string());
+            match error.is_connect() {
+                true => WireError::Unreachable(cause),
+                false => WireError::Broken(cause),
+            }
         })
     }
 }

@@ -95,7 +95,7 @@ impl KvSource for PeerService {
         // refusal.
         let counted = match &outcome {
             Ok(_) => Some(InstanceOutcome::Served),
-            Err(EngineError::Broken(_)) => Some(InstanceOutcome::Failed),
+            Err(EngineError::Broken(_) | EngineError::Unreachable(_)) => Some(InstanceOutcome::Failed),
             Err(_) => None,
         };
         if let Some((instance, counted)) = instance.zip(counted) {

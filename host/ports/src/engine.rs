@@ -237,6 +237,9 @@ pub enum EngineError {
     /// The engine broke; another instance may do.
     #[error("the engine failed: {0}")]
     Broken(String),
+    /// The engine cannot be reached, and has heard nothing of the job; another instance may do.
+    #[error("the engine failed: {0}")]
+    Unreachable(String),
 }
 
 /// KV an instance holds for the beginning of a prompt. Holding it keeps the bytes alive.

@@ -7,7 +7,7 @@
 use crate::{Cancel, EngineError};
 use async_trait::async_trait;
 use bytes::Bytes;
-use portolan_base::{BlockHash, RequestId};
+use portolan_base::{BlockHash, Random, RequestId};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -40,6 +40,17 @@ pub struct CacheSalt {
     pub root: Option<BlockHash>,
 }
 
+impl CacheSalt {
+    /// One that nobody knows again: what an engine keeps under it, nobody finds.
+    pub fn once(random: &dyn Random) -> Self {
+        let (high, low) = (random.next_u64(), random.next_u64());
+        Self {
+            text: format!("{high:016x}{low:016x}").into(),
+            root: None,
+        }
+    }
+}
+
 /// One request for an engine that answers whole ones.
 #[derive(Clone, Debug)]
 pub struct WholeJob {
@@ -70,6 +81,14 @@ pub struct AnswerHead {
     pub status: u16,
     /// Headers for the client: lower-case name, value.
     pub headers: Vec<(String, Bytes)>,
+}
+
+impl AnswerHead {
+    /// Whether server-sent events follow.
+    pub fn is_stream(&self) -> bool {
+        let kind = self.headers.iter().find(|(name, _)| name == "content-type");
+        kind.is_some_and(|(_, value)| value.starts_with(b"text/event-stream"))
+    }
 }
 
 /// The body of an answer. Dropping it closes the connection, which cancels the request at the engine.
@@ -113,8 +132,8 @@ pub trait WholeRequests: Send + Sync {
     /// Dropping the call cancels the request.
     ///
     /// # Errors
-    /// [`EngineError::Full`] and [`EngineError::Broken`] where another instance may do better; what the engine says is
-    /// wrong with the request is an answer.
+    /// [`EngineError::Full`], [`EngineError::Broken`] and [`EngineError::Unreachable`] where another instance may do
+    /// better; what the engine says is wrong with the request is an answer.
     async fn answer(&self, job: WholeJob, params: Option<Arc<str>>) -> Result<WholeAnswer, EngineError>;
 
     /// Has the prompt computed for another instance. Returns when that can be asked: before the prompt is computed where

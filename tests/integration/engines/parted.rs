@@ -79,3 +79,50 @@ async fn a_decode_engine_that_is_gone_is_followed_by_another_with_the_same_kv() 
     }
     paris.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kv_for_a_request_that_the_decode_engine_refuses_is_freed() {
+    let (p, d) = (engine(false).await, engine(false).await);
+    let paris = Paris::start(&[found("p", &p, P), found("d", &d, D)]).await;
+    let tried = metric(&p, "vllm:request_success_total").await;
+    // The prefill engine is told to say one token: it sees nothing wrong.
+    let mut asked = theirs(&prompt(1, 120));
+    asked["max_tokens"] = json!(100_000);
+    let (head, _) = paris.raw(ACME, "/v1/completions", &asked.to_string()).await;
+    assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+    assert_eq!(metric(&p, "vllm:request_success_total").await, tried + 1.0);
+    let until = Instant::now() + Duration::from_secs(5);
+    while metric(&p, "modelled:kv_parked").await > 0.0 {
+        assert!(Instant::now() < until, "it is still kept");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    paris.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kv_that_an_engine_may_have_taken_is_nobody_elses() {
+    let quick = Profile::shipped("quick").unwrap();
+    let faults = portolan_engine::modelled::Faults {
+        // It answers the host's own request, and dies of the first of a client's.
+        die_after: 1,
+        ..quick.faults
+    };
+    let dies = engine_like(Profile { faults, ..quick }, false).await;
+    let (p, other) = (engine(false).await, engine(false).await);
+    let paris = Paris::start(&[found("p", &p, P), found("d1", &dies, D), found("d2", &other, D)]).await;
+    let tried = metric(&p, "vllm:request_success_total").await;
+    for n in 0..40 {
+        let asked = theirs(&prompt(n, 120));
+        let (_, record) = paris.ask(ACME, &format!("r-{n}"), asked).await;
+        assert_eq!(record.route.unwrap().decode_instance, "d2");
+        let computed = metric(&p, "vllm:request_success_total").await - tried;
+        let asked_so_far = f64::from(n + 1);
+        if !record.fallbacks.is_empty() {
+            assert_eq!(computed, asked_so_far + 1.0, "the prompt is computed once more");
+            paris.stop().await;
+            return;
+        }
+        assert_eq!(computed, asked_so_far);
+    }
+    panic!("the engine that dies was never asked");
+}

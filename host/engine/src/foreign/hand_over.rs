@@ -3,7 +3,7 @@
 
 use super::EngineUrl;
 use super::slots::Slots;
-use crate::splice::{Edit, field};
+use crate::splice::{Edit, field, splice};
 use portolan_ports::WholeJob;
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,6 +14,12 @@ use std::sync::Arc;
 
 /// The field that both legs speak through.
 pub(super) const FIELD: &str = "kv_transfer_params";
+
+/// The same for what encoders hand over, which nobody here speaks through.
+const ENCODERS: &str = "ec_transfer_params";
+
+/// Arguments for extensions of vLLM. Its engine looks for both fields among them as well.
+const EXTENSIONS: &str = "vllm_xargs";
 
 /// What a prefill instance of the pulling kind is told.
 const OFFER: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -93,6 +99,18 @@ pub(super) fn prefill_edits(params: Option<&str>) -> Vec<Edit<'static>> {
     ]
 }
 
+/// What takes a client's own words for other instances out, wherever the engine would find them: one that finds anything
+/// but an object, such as `{"vllm_xargs": {"kv_transfer_params": 0}}`, does not survive it.
+pub(super) fn smuggled_edits(body: &[u8]) -> Vec<Edit<'static>> {
+    let mut edits = vec![Edit::Remove(ENCODERS)];
+    let own = [FIELD, ENCODERS].map(Edit::Remove);
+    let left = field(body, EXTENSIONS).and_then(|raw| splice(raw.as_bytes(), &own).ok());
+    if let Some(left) = left.and_then(|left| String::from_utf8(left).ok()) {
+        edits.push(Edit::Replace(EXTENSIONS, left.into()));
+    }
+    edits
+}
+
 /// Both legs of a transfer that the host names, for the pushing kind.
 pub(super) fn named_transfer(transfer: &str, bootstrap: &EngineUrl, engine: &str) -> (String, String) {
     let text = |text: &str| Value::from(text).to_string();
@@ -148,17 +166,16 @@ pub(super) fn room_edits(room: &str) -> Vec<Edit<'static>> {
 pub(super) struct Said {
     /// Verbatim; none where the decode instance had better compute.
     pub(super) params: Option<Arc<str>>,
-    /// Whether it said something that cannot be used.
+    /// Whether it said nothing that can be used.
     pub(super) unusable: bool,
     pub(super) cached: Option<u32>,
 }
 
 /// Reads a prefill's answer.
 pub(super) fn read_answer(body: &[u8]) -> Said {
-    let raw = field(body, FIELD).filter(|raw| *raw != "null");
-    let params = raw.filter(|raw| is_usable(raw));
+    let params = field(body, FIELD).filter(|raw| is_usable(raw));
     Said {
-        unusable: raw.is_some() && params.is_none(),
+        unusable: params.is_none(),
         cached: field(body, "usage").and_then(cached_tokens),
         params: params.map(Arc::from),
     }
@@ -198,14 +215,18 @@ fn is_usable(raw: &str) -> bool {
         && port.is_some_and(|port| (1..=u64::from(u16::MAX)).contains(&port))
 }
 
-/// A list of block numbers, or one such list for each cache group.
+/// A list of block numbers, or one such list for each cache group. One that names no block is none: where it lacks the
+/// prefix, an engine that is told to take KV and finds no block to take does not survive it.
 fn is_block_list(value: &Value) -> bool {
     let numbers = |list: &[Value]| list.iter().all(Value::is_u64);
     let Value::Array(list) = value else { return false };
-    numbers(list)
-        || list
-            .iter()
-            .all(|group| group.as_array().is_some_and(|group| numbers(group)))
+    let groups = || list.iter().map(Value::as_array).collect::<Option<Vec<_>>>();
+    match groups() {
+        Some(groups) => {
+            groups.iter().all(|group| numbers(group)) && groups.iter().any(|group| !group.is_empty())
+        }
+        None => numbers(list),
+    }
 }
 
 /// Whether this request may be parted: one answer to one prompt, of more than one token, without the prompt's own
@@ -246,8 +267,11 @@ mod tests {
             (said.params.as_deref(), said.cached, said.unusable),
             (Some(GOOD), Some(32), false)
         );
-        assert!(is_usable(&GOOD.replace("[[1,2]]", "[]")), "less than a block");
         assert!(is_usable(&GOOD.replace("[[1,2]]", "[3]")), "an older release");
+        assert!(
+            is_usable(&GOOD.replace("[[1,2]]", "[[],[3]]")),
+            "a window's group"
+        );
     }
 
     #[test]
@@ -256,6 +280,8 @@ mod tests {
             r#"{"do_remote_prefill":true}"#.to_owned(),
             GOOD.replace("[[1,2]]", "null"),
             GOOD.replace("[[1,2]]", "[[1],null]"),
+            GOOD.replace("[[1,2]]", "[]"),
+            GOOD.replace("[[1,2]]", "[[],[]]"),
             GOOD.replace("true,\"do", "false,\"do"),
             GOOD.replace("15600", "0"),
             GOOD.replace("15600", "\"15600\""),
@@ -267,8 +293,31 @@ mod tests {
             let said = read_answer(format!(r#"{{"kv_transfer_params":{params}}}"#).as_bytes());
             assert!(said.params.is_none() && said.unusable, "{params}");
         }
-        let nothing = read_answer(br#"{"kv_transfer_params":null}"#);
-        assert!(nothing.params.is_none() && !nothing.unusable);
+        for nothing in [r#"{"kv_transfer_params":null}"#, "{}"] {
+            let said = read_answer(nothing.as_bytes());
+            assert!(said.params.is_none() && said.unusable, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_clients_own_words_for_other_engines_go_wherever_they_stand() {
+        let left = |body: &str| {
+            let left = splice(body.as_bytes(), &smuggled_edits(body.as_bytes())).unwrap();
+            String::from_utf8(left).unwrap()
+        };
+        assert_eq!(
+            left(
+                r#"{"a":1,"ec_transfer_params":{"x":1},"vllm_xargs" : {"kv_transfer_params":0, "n":1.50,"ec_transfer\u005fparams":[1] }, "b":2}"#
+            ),
+            r#"{"a":1,"vllm_xargs" : { "n":1.50}, "b":2}"#
+        );
+        for untouched in [
+            r#"{"vllm_xargs":{"n":[1e400] } }"#,
+            r#"{"vllm_xargs":null}"#,
+            "{}",
+        ] {
+            assert_eq!(left(untouched), untouched);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use body::{Body, Taken};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::{HeaderMap, Response, StatusCode};
+use portolan_base::Role;
 use portolan_ports::{
     AnswerHead, CacheSalt, EngineError, Handed, Offer, WholeAnswer, WholeJob, WholeRequests,
 };
@@ -21,6 +22,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+/// How headers begin by which SGLang is told rooms, ranks, ids and priorities beside the body.
+const OVERRIDES: &str = "x-override-";
 
 /// How much of an engine's failure is kept for the log.
 const FAILURE_BYTES: usize = 500;
@@ -50,6 +54,10 @@ const NOT_PASSED: [&str; 11] = [
 impl WholeRequests for ForeignInstance {
     async fn answer(&self, job: WholeJob, params: Option<Arc<str>>) -> Result<WholeAnswer, EngineError> {
         let shared = &self.shared;
+        if params.is_none() && shared.is_half() {
+            let why = "it goes on from a prefill instance, and there is none".to_owned();
+            return Err(EngineError::Full(why));
+        }
         let cancel = job.cancel.clone();
         let mut in_flight = shared.meter.sent(job.uncached, delivery(&job));
         // Before anything is waited for: a request that is cancelled already takes its file with it.
@@ -120,6 +128,11 @@ impl WholeRequests for ForeignInstance {
             Some(Handing::Bootstrap { .. }) => return,
             _ => {}
         }
+        // What is taken now may have been overwritten at the other instance: nobody finds it again.
+        let job = WholeJob {
+            salt: CacheSalt::once(self.shared.random.as_ref()),
+            ..job
+        };
         tokio::spawn(async move {
             // The least that makes an engine take the KV: what it generates is thrown away.
             let mut edits = hand_over::prefill_edits(Some(&params));
@@ -138,6 +151,8 @@ impl WholeRequests for ForeignInstance {
     fn is_parted(&self, job: &WholeJob, prompt_tokens: u32) -> bool {
         let may = match &self.shared.handing {
             None => false,
+            // Neither of its instances answers alone.
+            Some(Handing::Bootstrap { .. }) => return true,
             // What may not be kept is not written to a disk.
             Some(Handing::Slots(_)) => job.salt.root.is_some(),
             Some(_) => true,
@@ -147,6 +162,11 @@ impl WholeRequests for ForeignInstance {
 }
 
 impl Shared {
+    /// Whether it is one of the two that answer an SGLang request together, and refuses one that names no room.
+    fn is_half(&self) -> bool {
+        matches!(self.handing, Some(Handing::Bootstrap { .. })) && self.description.role != Role::Both
+    }
+
     /// What a request is told of KV that another instance has or the host, and the slot that it was restored into.
     async fn taking<'p>(
         &self,
@@ -186,6 +206,7 @@ impl Shared {
         mut edits: Vec<Edit<'_>>,
     ) -> Result<Response<Incoming>, EngineError> {
         self.salts.learn(&job.salt);
+        edits.extend(hand_over::smuggled_edits(&job.body));
         edits.extend(job.remove.iter().map(|name| Edit::Remove(name)));
         edits.push(match self.make.salts() {
             true => Edit::Set(
@@ -207,6 +228,10 @@ impl Shared {
         }
         let body = splice(&job.body, &edits).map_err(|e| EngineError::BadJob(e.to_string()))?;
         let mut headers = job.headers.to_vec();
+        if self.make == Make::Sglang {
+            // They count for more than the body's fields.
+            headers.retain(|(name, _)| !name.starts_with(OVERRIDES));
+        }
         headers.push(("x-request-id".to_owned(), job.request.as_str().to_owned()));
         let answer = self.upstream.post(job.path.as_str(), &headers, body.into()).await;
         let answer = answer.map_err(|e| broken(&e))?;
@@ -214,6 +239,8 @@ impl Shared {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 Err(EngineError::Full(failure(answer).await))
             }
+            // A request that it cannot serve at all, and no other instance of it: the client's to know.
+            StatusCode::NOT_IMPLEMENTED => Ok(answer),
             status if status.is_server_error() => Err(EngineError::Broken(failure(answer).await)),
             _ => Ok(answer),
         }
@@ -353,5 +380,8 @@ pub(super) fn shorten(body: &[u8]) -> String {
 }
 
 pub(super) fn broken(error: &WireError) -> EngineError {
-    EngineError::Broken(error.to_string())
+    match error {
+        WireError::Unreachable(_) => EngineError::Unreachable(error.to_string()),
+        _ => EngineError::Broken(error.to_string()),
+    }
 }

@@ -218,7 +218,7 @@ impl Fault {
         match self {
             Self::Engine {
                 instance,
-                error: EngineError::Broken(_),
+                error: EngineError::Broken(_) | EngineError::Unreachable(_),
             }
             | Self::Slow { instance, .. } => Some(Blamed::Instance(*instance)),
             Self::Transfer { instance, error } if blames_link(error) => Some(Blamed::LinkFrom(*instance)),

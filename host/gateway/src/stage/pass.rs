@@ -64,8 +64,8 @@ impl Journey {
         (apart && may).then(|| Arc::clone(prefiller))
     }
 
-    /// The prefill leg. What it leaves for the other is kept until that has it: a decode instance that cannot be reached
-    /// is followed by another with the same KV.
+    /// The prefill leg. What it leaves for the other is kept until that was asked: a decode instance that cannot be
+    /// reached is followed by another with the same KV.
     async fn hand_over(
         &mut self,
         leg: &Leg,
@@ -168,14 +168,12 @@ impl Journey {
         (original, started, mut beside): (&Original, &mut Started, Option<Beside>),
     ) -> Result<(), Fault> {
         let handed = params.is_some();
-        let mut observer = Observer::new(original.streamed);
         let first = self.first_bytes(leg, job, params, original, &mut beside).await;
-        // Whoever was asked has taken the KV, or is gone.
-        if !matches!(first, Err(Fault::Engine { .. })) {
-            self.offered = None;
-        }
+        self.settle_offer(&first);
         let (WholeAnswer { head, mut body }, mut next) = first?;
         let status = head.status;
+        // An engine may take another value than `true` for it.
+        let mut observer = Observer::new(head.is_stream());
         drop(self.events.send(AnswerEvent::Head(head)));
         self.begin(leg, started);
         let longest = self.site.live().timeouts.longest;
@@ -231,16 +229,7 @@ impl Journey {
                 text: key.cache_salt().into(),
                 root: Some(BlockHash::root(&key)),
             },
-            // Nobody knows this salt again: what the engine keeps, nobody finds.
-            (Retention::Drop, _) | (_, false) => CacheSalt {
-                text: format!(
-                    "{:016x}{:016x}",
-                    self.site.parts.random.next_u64(),
-                    self.site.parts.random.next_u64()
-                )
-                .into(),
-                root: None,
-            },
+            (Retention::Drop, _) | (_, false) => CacheSalt::once(self.site.parts.random.as_ref()),
         };
         WholeJob {
             request: self.id(),
@@ -278,14 +267,31 @@ impl Journey {
         }
         let count = || {
             let text = &self.model().text;
-            text.encode(&seen.text, false)
-                .map_or(seen.pieces, |tokens| tokens.len() as u32)
+            // Of what was too long to look into the text is not known.
+            let known = Some(&seen.text).filter(|text| !text.is_empty());
+            let tokens = known.and_then(|said| text.encode(said, false).ok());
+            tokens.map_or(seen.pieces, |tokens| tokens.len() as u32)
         };
         self.record.completion_tokens = seen.completion_tokens.unwrap_or_else(count);
         match (handed, seen.cached_tokens) {
             (true, _) => {}
             (false, Some(cached)) => self.note_cached(cached),
             (false, None) => self.note_cached(leg.facts.cached_tokens),
+        }
+    }
+
+    /// What becomes of KV that a prefill instance keeps, once the decode instance was asked. An engine that had the request
+    /// may have taken it, failed or not, and what was taken is overwritten: nobody else goes on from it.
+    fn settle_offer(&mut self, first: &Result<(WholeAnswer, wait::Next), Fault>) {
+        match first {
+            Err(Fault::Engine {
+                error: EngineError::Unreachable(_),
+                ..
+            }) => {}
+            // One that refuses a request takes nothing for it.
+            Ok((answer, _)) if !(200..400).contains(&answer.head.status) => self.release_offer(),
+            Err(Fault::Engine { .. }) => self.release_offer(),
+            _ => self.offered = None,
         }
     }
 

@@ -4,8 +4,9 @@
 use super::kv::Index;
 use super::world::*;
 use super::*;
-use crate::splice::{Edit, splice};
+use crate::splice::{Edit, field, splice};
 use bytes::Bytes;
+use portolan_base::Role;
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use std::net::SocketAddr;
 use zeromq::{PubSocket, Socket, SocketSend, ZmqMessage};
@@ -13,15 +14,29 @@ use zeromq::{PubSocket, Socket, SocketSend, ZmqMessage};
 const PAGE: &str = "sglang:num_running_reqs{tp_rank=\"0\"} 2.0\nsglang:num_queue_reqs{tp_rank=\"0\"} 5.0\n\
                     sglang:token_usage{tp_rank=\"0\"} 0.5\n";
 
+/// What SGLang answers a request without a room where it was started as one half of two.
+const NO_ROOM: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 87\r\n\r\n\
+                       {\"object\":\"error\",\"message\":\"Disaggregated request received without bootstrap room id\"}";
+
 /// A server that answers each request with what it was sent, and says so much of its load.
 async fn sglang() -> (SocketAddr, JoinSet<()>) {
-    server(|got, mut stream| async move {
+    served(false).await
+}
+
+/// The same, as one `half` of two or alone.
+async fn served(half: bool) -> (SocketAddr, JoinSet<()>) {
+    server(move |got, mut stream| async move {
         let line = got.head.lines().next().unwrap_or_default().to_owned();
+        let room = field(&got.body, "bootstrap_room").is_some_and(|room| room.parse::<i64>().is_ok());
+        if half && line.contains("/v1/") && !room {
+            return write(&mut stream, NO_ROOM.as_bytes()).await;
+        }
         let body = match line.contains("/metrics") {
             true => PAGE.to_owned(),
             false => {
                 let usage = json!({"prompt_tokens_details": {"cached_tokens": 64}});
-                json!({"got": String::from_utf8_lossy(&got.body), "usage": usage}).to_string()
+                let body = String::from_utf8_lossy(&got.body);
+                json!({"got": body, "head": got.head, "usage": usage}).to_string()
             }
         };
         let said = format!(
@@ -34,13 +49,15 @@ async fn sglang() -> (SocketAddr, JoinSet<()>) {
     .await
 }
 
-async fn instance(address: SocketAddr, bootstrap: Option<&str>) -> ForeignInstance {
+async fn instance(address: SocketAddr, role: Role, bootstrap: Option<&str>) -> ForeignInstance {
+    let mut config = config(address);
+    config.description.role = role;
     up(ForeignConfig {
         make: Make::Sglang,
         connector: Some(Connector::Bootstrap {
             server: bootstrap.map(|url| EngineUrl::parse(url).unwrap()),
         }),
-        ..config(address)
+        ..config
     })
     .await
 }
@@ -56,9 +73,9 @@ async fn sent(instance: &ForeignInstance, body: &str, params: Option<Arc<str>>) 
 
 #[tokio::test]
 async fn both_legs_get_the_clients_request_and_the_room_they_meet_in() {
-    let (address, _server) = sglang().await;
-    let prefill = instance(address, Some("http://10.0.0.7:9001")).await;
-    let decode = instance(address, None).await;
+    let (address, _server) = served(true).await;
+    let prefill = instance(address, Role::Prefill, Some("http://10.0.0.7:9001")).await;
+    let decode = instance(address, Role::Decode, None).await;
     let body = r#"{"model":"tiny","prompt":"a prompt of some length","odd":12345678901234567890123,"bootstrap_room":1}"#;
     let offer = prefill.offer(job(body)).await.unwrap();
     let params = offer.params.clone().unwrap();
@@ -85,22 +102,55 @@ async fn both_legs_get_the_clients_request_and_the_room_they_meet_in() {
 #[tokio::test]
 async fn a_client_names_no_room_and_load_is_read() {
     let (address, _server) = sglang().await;
-    let alone = instance(address, None).await;
+    let alone = instance(address, Role::Both, None).await;
     let body =
         r#"{"model":"tiny","prompt":"x","bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":7}"#;
     let got = sent(&alone, body, None).await;
     assert_eq!(got, r#"{"model":"tiny","prompt":"x","cache_salt":"acme"}"#);
+    let mut headed = job(body);
+    headed.headers = ["x-override-bootstrap-room", "x-own"]
+        .map(|name| (name.to_owned(), "7".to_owned()))
+        .into();
+    let (_, answer) = all(alone.answer(headed, None).await.unwrap()).await.unwrap();
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    let head = answer["head"].as_str().unwrap();
+    assert!(
+        head.contains("x-own: 7") && !head.contains("x-override"),
+        "{head}"
+    );
     let load = alone.load();
     assert_eq!((load.prefill_queued_requests, load.decode_running), (5, 2));
+}
+
+#[tokio::test]
+async fn neither_half_is_asked_alone_whatever_the_request() {
+    let (address, _server) = served(true).await;
+    let prefill = instance(address, Role::Prefill, None).await;
+    let decode = instance(address, Role::Decode, None).await;
+    for more in [
+        json!({}),
+        json!({"n": 2}),
+        json!({"echo": true}),
+        json!({"max_tokens": 1}),
+    ] {
+        let body = completion("short", more);
+        assert!(prefill.is_parted(&job(&body), 5), "{body}");
+        let params = prefill.offer(job(&body)).await.unwrap().params;
+        let got = sent(&decode, &body, params).await;
+        assert!(field(got.as_bytes(), "bootstrap_room").is_some(), "{got}");
+        // Without a prefill instance there is nothing that it could answer.
+        let alone = decode.answer(job(&body), None).await.err();
+        assert!(matches!(alone, Some(EngineError::Full(_))), "{alone:?}");
+    }
 }
 
 /// What its own router was recorded to send to both engines of a request, which this host says as well: every byte of the
 /// client's, and the same three fields with values of the same kinds.
 #[tokio::test]
 async fn both_legs_are_those_that_sglangs_router_was_recorded_to_send() {
-    let (address, _server) = sglang().await;
-    let prefill = instance(address, None).await;
-    let decode = instance(address, None).await;
+    let (address, _server) = served(true).await;
+    let prefill = instance(address, Role::Prefill, None).await;
+    let decode = instance(address, Role::Decode, None).await;
     for n in 0..4 {
         let path = format!(
             "{}/../../tests/conformance/engines/sglang/parted_{n}.json",
@@ -144,8 +194,8 @@ async fn both_legs_are_those_that_sglangs_router_was_recorded_to_send() {
 }
 
 /// A batch of one stored run of blocks, as SGLang packs it: tagged arrays with a map behind the medium, or maps.
-fn stored(prompt: &str, tagged: bool) -> Vec<u8> {
-    let blocks = prompt.len() / 16;
+fn stored(prompt: &str, tagged: bool, page: usize) -> Vec<u8> {
+    let blocks = prompt.len() / page;
     let mut out = Vec::new();
     write_array_len(&mut out, 3).unwrap();
     write_f64(&mut out, 1.5).unwrap();
@@ -157,8 +207,8 @@ fn stored(prompt: &str, tagged: bool) -> Vec<u8> {
         });
     };
     let tokens = |out: &mut Vec<u8>| {
-        write_array_len(out, 16 * blocks as u32).unwrap();
-        prompt.bytes().take(16 * blocks).for_each(|byte| {
+        write_array_len(out, (page * blocks) as u32).unwrap();
+        prompt.bytes().take(page * blocks).for_each(|byte| {
             write_uint(out, byte.into()).unwrap();
         });
     };
@@ -170,7 +220,7 @@ fn stored(prompt: &str, tagged: bool) -> Vec<u8> {
             hashes(&mut out);
             write_nil(&mut out).unwrap();
             tokens(&mut out);
-            write_uint(&mut out, 16).unwrap();
+            write_uint(&mut out, page as u64).unwrap();
             write_nil(&mut out).unwrap();
             text(&mut out, "GPU");
             write_map_len(&mut out, 1).unwrap();
@@ -188,7 +238,7 @@ fn stored(prompt: &str, tagged: bool) -> Vec<u8> {
             text(&mut out, "token_ids");
             tokens(&mut out);
             text(&mut out, "block_size");
-            write_uint(&mut out, 16).unwrap();
+            write_uint(&mut out, page as u64).unwrap();
             text(&mut out, "medium");
             text(&mut out, "GPU");
             text(&mut out, "cache_salt");
@@ -227,7 +277,7 @@ async fn its_cache_events_are_in_the_index_of_the_tenant_whose_salt_they_bear() 
         for (prompt, tagged) in prompts.into_iter().zip([true, false]) {
             let mut message = ZmqMessage::from(Bytes::from_static(b"kv-events"));
             message.push_back(Bytes::copy_from_slice(&sequence.to_be_bytes()));
-            message.push_back(stored(prompt, tagged).into());
+            message.push_back(stored(prompt, tagged, 16).into());
             publisher.send(message).await.unwrap();
             sequence += 1;
         }
@@ -235,4 +285,18 @@ async fn its_cache_events_are_in_the_index_of_the_tenant_whose_salt_they_bear() 
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(index.held("globex", prompts[0]), 0);
+    let refused = || {
+        instance
+            .shared
+            .counts
+            .refused_events
+            .load(std::sync::atomic::Ordering::Relaxed)
+    };
+    assert_eq!(refused(), 0);
+    // Pages of one token, as it has them unless told otherwise.
+    let mut message = ZmqMessage::from(Bytes::from_static(b"kv-events"));
+    message.push_back(Bytes::copy_from_slice(&sequence.to_be_bytes()));
+    message.push_back(stored("another prompt", true, 1).into());
+    publisher.send(message).await.unwrap();
+    super::world::until("that shows", || refused() > 0).await;
 }

@@ -144,12 +144,25 @@ async fn an_engines_refusal_is_an_answer_and_its_failure_is_not() {
         .err()
         .unwrap();
     assert!(
-        matches!(&error, EngineError::Broken(why) if !why.contains("127.0.0.1")),
+        matches!(&error, EngineError::Unreachable(why) if !why.contains("127.0.0.1")),
         "{error}"
     );
 }
 
 use crate::modelled::Profile;
+
+#[tokio::test]
+async fn what_no_engine_of_its_kind_can_serve_is_an_answer_too() {
+    let (address, _server) = server(|got, mut stream| async move {
+        let answer = housekeeping(&got)
+            .unwrap_or(b"HTTP/1.1 501 Not Implemented\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}");
+        write(&mut stream, answer).await;
+    })
+    .await;
+    let instance = up(config(address)).await;
+    let answer = instance.answer(job(&completion("x", json!({}))), None).await;
+    assert_eq!(answer.unwrap().head.status, 501);
+}
 
 #[tokio::test]
 async fn a_stream_that_breaks_is_an_error_and_not_an_end() {
