@@ -72,4 +72,6 @@ pub struct Original {
     pub headers: Arc<[(String, String)]>,
     /// Whether the answer comes piece by piece.
     pub streamed: bool,
+    /// Answers that it asks for, all prompts together, at least 1.
+    pub answers: usize,
 }

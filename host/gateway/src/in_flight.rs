@@ -12,10 +12,11 @@ pub struct TenantsInFlight {
     counts: Mutex<HashMap<TenantName, usize>>,
 }
 
-/// One request of a tenant in flight, until it is dropped.
+/// A request of a tenant in flight, until it is dropped.
 #[derive(Debug)]
 pub struct TenantPass {
     tenant: TenantName,
+    answers: usize,
     of: Arc<TenantsInFlight>,
 }
 
@@ -30,14 +31,20 @@ impl TenantsInFlight {
 
     /// Lets one more in, or not.
     pub fn enter(self: &Arc<Self>, tenant: &TenantName) -> Option<TenantPass> {
+        self.enter_with(tenant, 1)
+    }
+
+    /// Lets one in that is so many requests at once, or not.
+    pub fn enter_with(self: &Arc<Self>, tenant: &TenantName, answers: usize) -> Option<TenantPass> {
         let mut counts = self.counts.lock();
-        let count = counts.entry(tenant.clone()).or_insert(0);
-        if *count >= self.most {
+        let before = counts.get(tenant).copied().unwrap_or(0);
+        if before.saturating_add(answers) > self.most {
             return None;
         }
-        *count += 1;
+        counts.insert(tenant.clone(), before + answers);
         Some(TenantPass {
             tenant: tenant.clone(),
+            answers,
             of: Arc::clone(self),
         })
     }
@@ -47,7 +54,7 @@ impl Drop for TenantPass {
     fn drop(&mut self) {
         let mut counts = self.of.counts.lock();
         if let Some(count) = counts.get_mut(&self.tenant) {
-            *count -= 1;
+            *count -= self.answers;
             if *count == 0 {
                 counts.remove(&self.tenant);
             }
@@ -73,5 +80,10 @@ mod tests {
         drop(first);
         assert!(in_flight.enter(&acme).is_some());
         assert_eq!(in_flight.counts.lock().len(), 1, "only who has one is remembered");
+        assert!(in_flight.enter_with(&globex, 3).is_none());
+        let two = in_flight.enter_with(&globex, 2).unwrap();
+        assert!(in_flight.enter(&globex).is_none());
+        drop(two);
+        assert!(in_flight.enter(&globex).is_some());
     }
 }

@@ -136,18 +136,22 @@ async fn odd_bytes_pass_both_ways() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_breaks_ends_with_an_error_and_a_refusal_is_the_engines_own() {
-    let broken = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n";
-    let engine = Recorded::start(broken).await;
+    const BETWEEN: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n";
+    const WITHIN: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n7\r\ndata: 1\r\n";
     let instance =
         |address| format!("{{name: v1, model: {MODEL}, engine: vllm, server: {{url: 'http://{address}'}}}}");
-    let paris = Paris::start(&[instance(engine.address)]).await;
     let mut streamed = theirs(&prompt(1, 60));
     streamed["stream"] = json!(true);
-    let (_, bytes) = paris.raw(ACME, "/v1/completions", &streamed.to_string()).await;
-    let said = String::from_utf8(bytes).unwrap();
-    assert!(said.starts_with("data: 1\n\ndata: {\"error\":{"), "{said}");
-    assert!(!said.contains("[DONE]"));
-    paris.stop().await;
+    // Between two events, and within one.
+    for broken in [BETWEEN, WITHIN] {
+        let engine = Recorded::start(broken).await;
+        let paris = Paris::start(&[instance(engine.address)]).await;
+        let (_, bytes) = paris.raw(ACME, "/v1/completions", &streamed.to_string()).await;
+        let said = String::from_utf8(bytes).unwrap();
+        assert!(said.starts_with("data: 1\n\ndata: {\"error\":{"), "{said}");
+        assert!(!said.contains("[DONE]"));
+        paris.stop().await;
+    }
 
     let refusal = "HTTP/1.1 422 Unprocessable Entity\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{\"detail\": 1}";
     let engine = Recorded::start(refusal).await;
@@ -183,5 +187,27 @@ async fn a_client_that_leaves_is_gone_at_the_engine_within_a_tenth_of_a_second()
     }
     let took = left.elapsed();
     assert!(took < Duration::from_millis(100), "{took:?}");
+    paris.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_answers_than_one_request_may_have_do_not_reach_an_engine() {
+    let engine = engine(false).await;
+    let paris = Paris::start(&[found("v1", &engine, "")]).await;
+    let tried = metric(&engine, "vllm:request_success_total").await;
+    for more in [
+        json!({"prompt": vec!["a"; 65]}),
+        json!({"prompt": vec!["a"; 9], "n": "8"}),
+        json!({"best_of": 65}),
+    ] {
+        let mut asked = theirs(&prompt(1, 60));
+        asked
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let (head, _) = paris.raw(ACME, "/v1/completions", &asked.to_string()).await;
+        assert!(head.starts_with("HTTP/1.1 400"), "{more}: {head}");
+    }
+    assert_eq!(metric(&engine, "vllm:request_success_total").await, tried);
     paris.stop().await;
 }

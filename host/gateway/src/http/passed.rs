@@ -13,16 +13,21 @@ use std::io;
 
 /// The response whose head came and whose body `events` bring.
 pub(super) fn response(head: &AnswerHead, events: Events) -> Response {
-    let streamed = is_stream(head);
-    let body = stream::unfold(Some(events), move |events| async move {
-        let mut events = events?;
+    let streamed = head.is_stream();
+    // With whether the engine is in the middle of a line.
+    let body = stream::unfold(Some((events, false)), move |state| async move {
+        let (mut events, within) = state?;
         loop {
             let (piece, more) = match events.next().await {
-                Some((_, AnswerEvent::Bytes(bytes))) => (Ok(bytes), Some(events)),
+                Some((_, AnswerEvent::Bytes(bytes))) => {
+                    let within = bytes.last().map_or(within, |last| *last != b'\n');
+                    (Ok(bytes), Some((events, within)))
+                }
                 Some((_, AnswerEvent::Failed(error))) if streamed => {
                     // The status is long sent: the stream says that it broke, and does not end as a whole one would.
                     let text = serde_json::to_string(&ErrorBody::from(&error)).unwrap_or_default();
-                    (Ok(Bytes::from(format!("data: {text}\n\n"))), None)
+                    let apart = if within { "\n\n" } else { "" };
+                    (Ok(Bytes::from(format!("{apart}data: {text}\n\n"))), None)
                 }
                 // A body of one piece that is not whole ends as a connection that broke.
                 Some((_, AnswerEvent::Failed(error))) => (Err(io::Error::other(error.message)), None),
@@ -50,9 +55,4 @@ pub(super) fn response(head: &AnswerHead, events: Events) -> Response {
         );
     }
     response
-}
-
-fn is_stream(head: &AnswerHead) -> bool {
-    let kind = head.headers.iter().find(|(name, _)| name == "content-type");
-    kind.is_some_and(|(_, value)| value.starts_with(b"text/event-stream"))
 }

@@ -201,7 +201,7 @@ impl Draft {
             );
             return Err(RequestError::bad_field("n", message));
         }
-        let kept = original::keep(call, outline.delivery);
+        let kept = original::keep(call, &outline);
         if model.served == ServedBy::Both
             && let Ok(mut order) = self.clone().computed(site, call, fields.clone(), model)
             && let [request] = order.requests.as_mut_slice()

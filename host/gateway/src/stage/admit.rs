@@ -35,9 +35,10 @@ pub(super) fn admit(
         let text = "too many requests are in flight at this site; try again";
         RequestError::unavailable(text, RETRY_AFTER).with_code("overloaded")
     })?;
+    let answers = request.original.as_ref().map_or(1, |original| original.answers);
     let tenant_pass = site
         .tenants
-        .enter(&request.tenant.name)
+        .enter_with(&request.tenant.name, answers)
         .ok_or_else(RequestError::tenant_limit)?;
     let Some(model) = site.parts.models.get(&request.model) else {
         let text = format!("the model {} is not served here", request.model);

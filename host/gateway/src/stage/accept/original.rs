@@ -63,7 +63,7 @@ pub(super) struct Outline {
 }
 
 /// Keeps a request.
-pub(super) fn keep(call: &Call, delivery: Delivery) -> Arc<Original> {
+pub(super) fn keep(call: &Call, outline: &Outline) -> Arc<Original> {
     Arc::new(Original {
         path: match call.endpoint {
             Endpoint::Chat => WholePath::Chat,
@@ -72,7 +72,8 @@ pub(super) fn keep(call: &Call, delivery: Delivery) -> Arc<Original> {
         body: call.body.clone(),
         remove: Arc::from(OURS),
         headers: headers(&call.headers),
-        streamed: delivery != Delivery::Whole,
+        streamed: outline.delivery != Delivery::Whole,
+        answers: outline.answers,
     })
 }
 
@@ -102,8 +103,8 @@ pub(super) fn outline(
     (whose, at): (&TenantName, Moment),
 ) -> Outline {
     let context = model.description.context_tokens.0;
+    let answers = answers(&fields);
     let mut number = |name: &str| fields.take::<u64>(name).ok().flatten();
-    let choices = number("n").unwrap_or(1).clamp(1, 1024) as usize;
     let asked = number("max_completion_tokens").or_else(|| number("max_tokens"));
     let mut flag = |name: &str| fields.take::<bool>(name).ok().flatten().unwrap_or(false);
     let delivery = match flag("stream") {
@@ -118,7 +119,6 @@ pub(super) fn outline(
     };
     let raw_bytes = raw.map_or(1, str::len);
     let prompts = Prompts::take(&mut fields, endpoint).ok();
-    let count = prompts.as_ref().map_or(1, Prompts::count);
     let tokens = prompts.and_then(|prompts| prompts.first_tokens(model, whose, &more, at));
     let tokens = tokens.unwrap_or_else(|| guessed(raw_bytes, context));
     let room = context.saturating_sub(tokens.len() as u32).max(1);
@@ -131,8 +131,37 @@ pub(super) fn outline(
         max_tokens: asked
             .map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
             .clamp(1, room),
-        answers: choices * count,
+        answers,
         delivery,
+    }
+}
+
+/// Answers that an engine would give, however the request is written: some take `"n": "8"` for 8.
+fn answers(fields: &Fields<'_>) -> usize {
+    let choices = ["n", "best_of"]
+        .map(|name| fields.peek(name).map_or(1, whole))
+        .into_iter()
+        .max();
+    let prompts = ["prompt", "prompt_embeds"]
+        .map(|name| fields.peek(name).map_or(0, listed))
+        .into_iter()
+        .sum::<usize>();
+    choices.unwrap_or(1).max(1).saturating_mul(prompts.max(1))
+}
+
+/// A number, also one in quotes; 1 where it is none.
+fn whole(raw: &str) -> usize {
+    let number = raw.trim_matches('"').trim().parse::<f64>().unwrap_or(1.0);
+    number.ceil().clamp(1.0, 1e9) as usize
+}
+
+/// Prompts in a field: a list of numbers is one prompt's tokens.
+fn listed(raw: &str) -> usize {
+    let inner = raw.strip_prefix('[').map_or("", str::trim_start);
+    match inner.starts_with(['"', '[', '{']) {
+        _ if raw == "null" => 0,
+        true => serde_json::from_str::<Vec<&RawValue>>(raw).map_or(1, |prompts| prompts.len()),
+        false => 1,
     }
 }
 
@@ -155,4 +184,30 @@ fn template_values(fields: &mut Fields<'_>) -> TemplateValues {
 fn guessed(bytes: usize, context: u32) -> Arc<[u32]> {
     let tokens = (bytes / 4).clamp(1, context.max(1) as usize);
     vec![0; tokens].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_counted_whatever_an_engine_would_read_and_the_host_would_not() {
+        let many = format!("[{}]", vec!["\"a\""; 65].join(","));
+        for (body, expected) in [
+            (r#"{"messages":[]}"#.to_owned(), 1),
+            (r#"{"prompt":"a","n":null}"#.to_owned(), 1),
+            (r#"{"prompt":[1,2,3],"n":3}"#.to_owned(), 3),
+            (r#"{"prompt":[[1],[2]],"n":"8"}"#.to_owned(), 16),
+            (r#"{"prompt":["a",[1]],"n":4.0}"#.to_owned(), 8),
+            (r#"{"prompt":"a","best_of":70}"#.to_owned(), 70),
+            (r#"{"prompt_embeds":["a","b"],"prompt":""}"#.to_owned(), 3),
+            (r#"{"prompt_embeds":null,"prompt":"a"}"#.to_owned(), 1),
+            (format!(r#"{{"prompt":{many}}}"#), 65),
+            (r#"{"prompt":"a","n":1e400}"#.to_owned(), 1_000_000_000),
+            (r#"{"prompt":[],"n":-1}"#.to_owned(), 1),
+        ] {
+            let body = bytes::Bytes::from(body);
+            assert_eq!(answers(&Fields::parse(&body).unwrap()), expected, "{body:?}");
+        }
+    }
 }

@@ -60,15 +60,6 @@ impl Prompts {
         }
     }
 
-    /// How many prompts.
-    pub(super) fn count(&self) -> usize {
-        match self {
-            Self::Chat(_) => 1,
-            Self::Texts(texts) => texts.len(),
-            Self::Tokens(lists) => lists.len(),
-        }
-    }
-
     /// The tokens of the first prompt, for an engine that judges it by itself; none where it cannot be told. `more` is what
     /// the chat template is given besides.
     pub(super) fn first_tokens(
