@@ -271,7 +271,7 @@ async fn its_cache_events_are_in_the_index_of_the_tenant_whose_salt_they_bear() 
         "the newer form of it in 32 tokens",
     ];
     let mut sequence = 0u64;
-    let until = Instant::now() + Duration::from_secs(10);
+    let latest = Instant::now() + Duration::from_secs(10);
     // Whoever subscribes late misses what was said before.
     while prompts.iter().any(|prompt| index.held("acme", prompt) < 32) {
         for (prompt, tagged) in prompts.into_iter().zip([true, false]) {
@@ -281,7 +281,7 @@ async fn its_cache_events_are_in_the_index_of_the_tenant_whose_salt_they_bear() 
             publisher.send(message).await.unwrap();
             sequence += 1;
         }
-        assert!(Instant::now() < until, "they never come");
+        assert!(Instant::now() < latest, "they never come");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(index.held("globex", prompts[0]), 0);
@@ -298,5 +298,5 @@ async fn its_cache_events_are_in_the_index_of_the_tenant_whose_salt_they_bear() 
     message.push_back(Bytes::copy_from_slice(&sequence.to_be_bytes()));
     message.push_back(stored("another prompt", true, 1).into());
     publisher.send(message).await.unwrap();
-    super::world::until("that shows", || refused() > 0).await;
+    until("that shows", || refused() > 0).await;
 }
