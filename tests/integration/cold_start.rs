@@ -66,6 +66,7 @@ fn fill(folder: &Path) {
             reuse: Reuse::ByClass,
             how: Default::default(),
             in_place_of: None,
+            ended: None,
             generation: 0,
             actor: "test".into(),
             reason: String::new(),

@@ -27,6 +27,7 @@ mod serve;
 mod signing;
 mod simulate;
 mod site;
+mod times;
 mod tls;
 mod usage;
 

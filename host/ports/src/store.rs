@@ -112,6 +112,9 @@ pub struct BindingRecord {
     /// The version in whose place the host put it, where it did so by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place_of: Option<EnforcedRecord>,
+    /// By whom, why and when it was unbound; `None`: it is in force, or another binding followed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<HoldRecord>,
     /// Rises by one with each change of this binding, an `unbind` included.
     pub generation: u64,
     /// Who bound it.
@@ -178,14 +181,14 @@ pub struct TrialRecord {
     pub at: Moment,
 }
 
-/// Who holds something as it is, and why.
+/// Who stopped, held or ended something, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldRecord {
     /// Who.
     pub actor: String,
     /// Why.
     pub reason: String,
-    /// Since when.
+    /// When, or since when.
     pub at: Moment,
 }
 

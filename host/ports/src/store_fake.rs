@@ -2,9 +2,9 @@
 //! model that the real store is compared with.
 
 use crate::{
-    Admission, AuditRecord, BindingRecord, ChangeRecord, KeyRecord, NewVersion, Operation, PolicyStore,
-    ProposalRecord, Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord, UploadTurn,
-    UploadWindow, VersionRecord, VersionSignature, bindings_to_forget, proposals_to_forget,
+    Admission, AuditRecord, BindingRecord, ChangeRecord, HoldRecord, KeyRecord, NewVersion, Operation,
+    PolicyStore, ProposalRecord, Removal, RolloutDeed, RolloutRecord, Scope, StoreError, TenantRecord,
+    UploadTurn, UploadWindow, VersionRecord, VersionSignature, bindings_to_forget, proposals_to_forget,
 };
 use bytes::Bytes;
 use portolan_base::{Moment, TenantName};
@@ -264,6 +264,7 @@ impl PolicyStore for MemoryStore {
             return Err(StoreError::NotFound(binding.subject()));
         }
         let binding = BindingRecord {
+            ended: None,
             generation: state.next_generation(&slot),
             ..binding
         };
@@ -301,6 +302,14 @@ impl PolicyStore for MemoryStore {
             return Err(StoreError::NotFound(format!("a {question} binding of {scope}")));
         };
         state.next_generation(&slot);
+        let made = state.history.get_mut(&slot).into_iter().flatten();
+        for made in made.filter(|made| made.generation == binding.generation) {
+            made.ended = Some(HoldRecord {
+                actor: actor.to_owned(),
+                reason: reason.to_owned(),
+                at,
+            });
+        }
         state.note(Deed {
             at,
             actor,
@@ -575,6 +584,7 @@ mod tests {
             reuse: crate::Reuse::ByClass,
             how: crate::BindingChange::Activate,
             in_place_of: None,
+            ended: None,
             generation: 0,
             actor: "op".into(),
             reason: String::new(),

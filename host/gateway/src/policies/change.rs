@@ -249,6 +249,7 @@ impl PolicyDesk {
             reuse: new.reuse,
             how: new.how,
             in_place_of: new.in_place_of,
+            ended: None,
             generation: 0,
             actor: by.actor.clone(),
             reason: by.reason.clone(),

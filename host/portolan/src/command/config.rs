@@ -189,7 +189,7 @@ fn history(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
         line(format!(
             "{:>5}  {}  {}  {}",
             number("version"),
-            super::usage::when(version.get("at").unwrap_or(&Value::Null)),
+            super::times::when(version.get("at").unwrap_or(&Value::Null)),
             text("actor"),
             text("reason")
         ));

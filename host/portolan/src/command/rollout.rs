@@ -1,7 +1,7 @@
 //! `portolan policy`, the life of a version after its upload: shadow, canary, promotion, roll-back, pin, disable.
 
-use super::output::{Failure, tame};
-use super::policy::history::configuration;
+use super::output::Failure;
+use super::policy::history::{configuration, said_of_who};
 use super::policy::{client, config_text, finish, path, refused};
 use super::request::short;
 use super::{ServerArgs, SlotArgs};
@@ -178,12 +178,15 @@ pub(super) fn said(body: &Value) -> Vec<String> {
     }
     for hold in ["pinned", "disabled"] {
         if let Some(by) = body.get(hold) {
-            let text = |key: &str| tame(by[key].as_str().unwrap_or("?"));
-            out.push(format!("{hold} by {}: {}", text("actor"), text("reason")));
+            let text = |key: &str| by[key].as_str().unwrap_or("?");
+            out.push(format!(
+                "{hold} by {}",
+                said_of_who(text("actor"), text("reason"))
+            ));
         }
     }
     if out.is_empty() {
-        out.push("nothing on trial, nothing held".to_owned());
+        out.push("nothing is on trial, pinned or disabled".to_owned());
     }
     out
 }

@@ -3,6 +3,7 @@
 use super::output::{Failure, tame};
 use super::policy::{client, finish, refused};
 use super::request::short;
+use super::times::{duration, when};
 use super::{ServerArgs, TenantCommand};
 use crate::client::segment;
 use clap::Args;
@@ -18,7 +19,7 @@ pub struct AuditArgs {
     /// Only lines about this tenant; `_platform` for the platform.
     #[arg(long)]
     tenant: Option<String>,
-    /// Only the last so much time, such as 30m, 1h or 7d.
+    /// Only the last so much time: `90s`, `30m`, `1h`, `2d`, `1w`, `1h30m`.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     since: Option<Duration>,
     /// At most so many lines.
@@ -95,17 +96,6 @@ pub(super) fn requests(args: &ListArgs, as_json: bool) -> Result<(), Failure> {
     }
     let listed = client(&args.server).get(&path);
     finish(listed.map_err(|e| refused(&e)), as_json, &said_of_requests)
-}
-
-/// `30s`, `5m`, `1h`, `7d`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
-    let read = |(unit, seconds): (&str, u64)| {
-        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
-        number.checked_mul(seconds).map(Duration::from_secs)
-    };
-    let found = units.into_iter().find_map(read);
-    found.ok_or_else(|| "write a number and s, m, h or d, such as 1h".to_owned())
 }
 
 /// Much of it is what tenants wrote.
@@ -261,55 +251,10 @@ fn said_of_requests(body: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Unix time in µs as a date and a time of day, in UTC.
-pub(super) fn when(at: &Value) -> String {
-    let seconds = at.as_u64().unwrap_or(0) / 1_000_000;
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days to a date: the algorithm of Howard Hinnant's `civil_from_days`, for days after 1970.
-    let z = days + 719_468;
-    let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn times_are_read_and_written_for_people() {
-        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("7d"), Ok(Duration::from_secs(604_800)));
-        for bad in [
-            "",
-            "h",
-            "1.5h",
-            "1 h",
-            "99999999999999999999d",
-            "18446744073709551615d",
-        ] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
-        for (at, said) in [
-            (0_u64, "1970-01-01 00:00:00"),
-            (951_827_696, "2000-02-29 12:34:56"),
-            (1_767_225_599, "2025-12-31 23:59:59"),
-            (4_107_542_400, "2100-03-01 00:00:00"),
-        ] {
-            assert_eq!(when(&json!(at * 1_000_000)), said);
-        }
-    }
 
     #[test]
     fn an_audit_line_says_what_changed_to_what() {

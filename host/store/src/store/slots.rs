@@ -5,7 +5,9 @@ use crate::ledger::{Deed, Table, Write};
 use crate::slot::{StoredSlot, StoredVersion, history_key, slot_key, slot_prefix, version_key};
 use portolan_base::Moment;
 use portolan_policy::QuestionKind;
-use portolan_ports::{BindingRecord, ChangeRecord, RolloutDeed, RolloutRecord, Scope, StoreError};
+use portolan_ports::{
+    BindingRecord, ChangeRecord, HoldRecord, RolloutDeed, RolloutRecord, Scope, StoreError,
+};
 
 impl SledStore {
     /// Makes a binding of a stored version; its generation is the next.
@@ -23,6 +25,7 @@ impl SledStore {
         let change = ChangeRecord::between(slot.binding.as_ref(), Some(&binding));
         let generation = slot.generation + 1;
         let binding = BindingRecord {
+            ended: None,
             generation,
             ..binding
         };
@@ -68,16 +71,27 @@ impl SledStore {
             binding: None,
             rollout: slot.rollout,
         };
-        let write = Write::new(Table::Bindings, slot_key(scope, question), &slot)?;
+        let change = ChangeRecord::between(Some(&binding), None);
+        let ended = BindingRecord {
+            ended: Some(HoldRecord {
+                actor: actor.to_owned(),
+                reason: reason.to_owned(),
+                at,
+            }),
+            ..binding
+        };
+        let writes = vec![
+            Write::new(Table::Bindings, slot_key(scope, question), &slot)?,
+            Write::new(Table::History, history_key(&ended), &ended)?,
+        ];
         let deed = Deed {
             at,
             actor: actor.to_owned(),
             action: "policy.unbind",
-            subject: binding.subject(),
+            subject: ended.subject(),
             reason: reason.to_owned(),
         };
-        let change = ChangeRecord::between(Some(&binding), None);
-        self.ledger.commit(&mut turn, deed.changing(change), vec![write])
+        self.ledger.commit(&mut turn, deed.changing(change), writes)
     }
 
     /// Every binding that was made and is kept, oldest first.

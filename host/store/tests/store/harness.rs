@@ -53,6 +53,7 @@ pub(crate) fn binding(version: &VersionRecord, at: u64) -> BindingRecord {
         reuse: Reuse::ByClass,
         how: portolan_ports::BindingChange::Activate,
         in_place_of: None,
+        ended: None,
         generation: 0,
         actor: "op".into(),
         reason: "a test".into(),

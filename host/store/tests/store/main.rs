@@ -442,7 +442,20 @@ fn the_bytes_go_with_the_last_version_that_has_them_and_a_needed_version_stays()
         matches!(&kept, Err(StoreError::InUseVersion { why, .. }) if why.contains("unbind")),
         "{kept:?}"
     );
-    store.unbind(&bound.scope, QUESTION, "op", "", Moment(4)).unwrap();
+    store
+        .unbind(&bound.scope, QUESTION, "op", "not worth it", Moment(4))
+        .unwrap();
+    let ended = store
+        .history(&bound.scope, QUESTION)
+        .unwrap()
+        .pop()
+        .unwrap()
+        .ended;
+    let ended = ended.expect("a history that says when nothing was bound any more");
+    assert_eq!(
+        (&*ended.actor, &*ended.reason, ended.at),
+        ("op", "not worth it", Moment(4))
+    );
     store.remove_version(removal(&globex)).unwrap();
     assert!(matches!(
         store.component(&globex.sha256),

@@ -33,6 +33,7 @@ fn slot(tenant: &str, sha256: &str) -> SharedSlot {
             reuse: Reuse::ByClass,
             how: BindingChange::Activate,
             in_place_of: None,
+            ended: None,
             generation: 0,
             actor: "tess".to_owned(),
             reason: String::new(),

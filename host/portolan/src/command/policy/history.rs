@@ -2,8 +2,8 @@
 
 use super::super::output::tame;
 use super::super::request::short;
-use super::super::usage::when;
-use portolan_ports::{BindingChange, BindingRecord, Enforced, EnforcedRecord, config_digest};
+use super::super::times::when;
+use portolan_ports::{BindingChange, BindingRecord, Enforced, EnforcedRecord, HoldRecord, config_digest};
 use serde_json::Value;
 
 /// Longest configuration that is shown, in characters: a line of a terminal.
@@ -13,6 +13,8 @@ const CONFIG_SHOWN: usize = 60;
 pub(super) fn said(body: &Value) -> Vec<String> {
     let bindings: Vec<BindingRecord> = serde_json::from_value(body["history"].clone()).unwrap_or_default();
     let mut lines: Vec<_> = bindings.iter().map(|b| (b.at, said_of_binding(b))).collect();
+    let unbound = bindings.iter().filter_map(|binding| binding.ended.as_ref());
+    lines.extend(unbound.map(|ended| (ended.at, said_of_end(ended))));
     for enforced in enforced(&body["rollout"]) {
         let text = format!("by the host: {}", said_of_enforced(&enforced));
         lines.push((enforced.at, text));
@@ -63,18 +65,29 @@ fn said_of_binding(binding: &BindingRecord) -> String {
         BindingChange::Promote => "promoted",
         BindingChange::RollBack => "brought back",
     };
-    let reason = match tame(&binding.reason) {
-        reason if reason.is_empty() => reason,
-        reason => format!(": {reason}"),
-    };
     format!(
-        "generation {}: {how} {} {}, {}, by {}{reason}",
+        "generation {}: {how} {} {}, {}, by {}",
         binding.generation,
         tame(&binding.name),
         short(&binding.sha256),
         configuration(&binding.config),
-        tame(&binding.actor)
+        said_of_who(&binding.actor, &binding.reason)
     )
+}
+
+fn said_of_end(ended: &HoldRecord) -> String {
+    format!(
+        "unbound, by {}; the platform's policy or the built-in one answers",
+        said_of_who(&ended.actor, &ended.reason)
+    )
+}
+
+/// Who, and why where that was said.
+pub(in crate::command) fn said_of_who(actor: &str, reason: &str) -> String {
+    match tame(reason) {
+        reason if reason.is_empty() => tame(actor),
+        reason => format!("{}: {reason}", tame(actor)),
+    }
 }
 
 /// A configuration in a few words: its digest, as path records have it, and its beginning.
@@ -122,6 +135,25 @@ mod tests {
             "1970-01-01 00:00:03  by the host: rolled back from new 222222222222, generation 2: 2 of 90 calls took \
              more than 500 µs, 1 allowed (the last: the policy trapped:\\u{1b} x); mine 111111111111 answers instead"
         );
+    }
+
+    #[test]
+    fn a_history_says_from_when_on_nothing_was_bound() {
+        let ended = json!({"actor": "operator alice", "reason": "it traps", "at": 5_000_000});
+        let binding = |generation: u64, at: u64| {
+            json!({
+                "scope": "platform", "question": "cost", "name": "mine", "sha256": "11".repeat(32), "config": "",
+                "generation": generation, "actor": "tenant acme", "reason": "", "at": at,
+            })
+        };
+        let mut first = binding(1, 1_000_000);
+        first["ended"] = ended;
+        let said = said(&json!({ "history": [first, binding(3, 9_000_000)] }));
+        assert_eq!(
+            said[1],
+            "1970-01-01 00:00:05  unbound, by operator alice: it traps; the platform's policy or the built-in one answers"
+        );
+        assert!(said[2].contains("generation 3: activated mine"), "{said:?}");
     }
 
     #[test]

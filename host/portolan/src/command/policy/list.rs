@@ -2,7 +2,7 @@
 
 use super::super::output::tame;
 use super::super::request::short;
-use super::super::usage::when;
+use super::super::times::when;
 use super::history::{self, configuration};
 use super::said_of_finding;
 use portolan_ports::{EnforcedRecord, Finding};

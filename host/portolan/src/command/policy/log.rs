@@ -3,7 +3,7 @@
 use super::super::ServerArgs;
 use super::super::output::tame;
 use super::super::request::short;
-use super::super::usage::when;
+use super::super::times::when;
 use crate::client::segment;
 use clap::Args;
 use portolan_policy::QuestionKind;

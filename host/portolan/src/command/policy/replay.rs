@@ -6,6 +6,7 @@ mod trace;
 
 use super::super::ServerArgs;
 use super::super::output::{Failure, json, line, tame};
+use super::super::times::duration;
 use super::lab_failure;
 use crate::lab::LabError;
 use crate::lab::comparison::Comparison;
@@ -174,31 +175,6 @@ impl Tried {
     }
 }
 
-/// `90s`, `30m`, `1h`, `2d`, `1w`, and several of them together.
-fn duration(text: &str) -> Result<Duration, String> {
-    let trouble = || format!("{text:?} is no time; write 90s, 30m, 1h, 2d, 1w or 1h30m");
-    let (mut rest, mut seconds) = (text, 0u64);
-    while !rest.is_empty() {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let number: u64 = rest[..digits].parse().map_err(|_| trouble())?;
-        let unit = match rest[digits..].chars().next() {
-            Some('s') => 1,
-            Some('m') => 60,
-            Some('h') => 3_600,
-            Some('d') => 86_400,
-            Some('w') => 604_800,
-            _ => return Err(trouble()),
-        };
-        let part = number.checked_mul(unit).ok_or_else(trouble)?;
-        seconds = seconds.checked_add(part).ok_or_else(trouble)?;
-        rest = &rest[digits + 1..];
-    }
-    if seconds == 0 {
-        return Err(trouble());
-    }
-    Ok(Duration::from_secs(seconds))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,28 +196,6 @@ mod tests {
             "{failure}"
         );
         assert!(faulted(&found, true).is_some());
-    }
-
-    #[test]
-    fn times_with_a_unit() {
-        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("2d"), Ok(Duration::from_secs(172_800)));
-        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5_400)));
-        for bad in [
-            "",
-            "h",
-            "1",
-            "0s",
-            "1.5h",
-            "-1m",
-            "1é",
-            "1 h",
-            "1H",
-            "1h30",
-            "18446744073709551615d",
-        ] {
-            assert!(duration(bad).unwrap_err().contains("write 90s"), "{bad}");
-        }
     }
 
     #[test]
