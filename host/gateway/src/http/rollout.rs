@@ -122,7 +122,10 @@ pub(super) async fn change(
     let path: SlotPath = Ok(Path((tenant, question)));
     let (slot, actor) = admin::enter(&site, path, &headers)?;
     let change = word.parse::<Change>().map_err(|()| {
-        let text = format!("{word:?} is nothing that can be done to a policy");
+        let text = format!(
+            "{word:?} is nothing that can be done to a policy: activate, shadow, canary, promote, withdraw, rollback, pin, \
+             unpin, disable or enable"
+        );
         RequestError::new(ErrorKind::NotFound, text).with_code("unknown_change")
     })?;
     let turn = admin::turn(&site, &slot.scope)?;

@@ -7,6 +7,7 @@ use super::load::Told;
 use super::order::{RollBack, TrialOrder};
 use super::{By, DeskError, PolicyDesk, PolicySlot, Restored};
 use portolan_decide::{Trial, TrialStage};
+use portolan_policy::QuestionKind;
 use portolan_ports::{
     BindingChange, BindingRecord, EnforcedRecord, HoldRecord, RolloutChange, RolloutDeed, RolloutRecord,
     Successor, TrialRecord,
@@ -214,11 +215,12 @@ impl PolicyDesk {
             budget,
             reuse,
         } = order;
+        refuse_untried(&slot)?;
         let running = self.rollout(&slot)?.trial;
         let sha256 = match (sha256, &running) {
             (Some(sha256), _) => sha256,
             (None, Some(running)) => running.sha256.clone(),
-            (None, None) => return Err(DeskError::NotFound(format!("a version on trial in {slot}"))),
+            (None, None) => return Err(no_trial(&slot)),
         };
         let running = running.filter(|running| running.sha256 == sha256);
         let config = config.or_else(|| running.as_ref().map(|running| running.config.clone()));
@@ -246,8 +248,7 @@ impl PolicyDesk {
         rollout: &RolloutRecord,
         slot: &PolicySlot,
     ) -> Result<TrialRecord, DeskError> {
-        let missing = || DeskError::NotFound(format!("a version on trial in {slot}"));
-        rollout.trial.clone().ok_or_else(missing)
+        rollout.trial.clone().ok_or_else(|| no_trial(slot))
     }
 
     fn hold(&self, by: &By) -> HoldRecord {
@@ -328,6 +329,23 @@ pub(super) fn refuse_if_pinned(rollout: &RolloutRecord, slot: &PolicySlot) -> Re
             pin: pin.clone(),
         }),
     }
+}
+
+/// Refuses a trial that nothing would ever be asked of: a request is what versions are tried on.
+fn refuse_untried(slot: &PolicySlot) -> Result<(), DeskError> {
+    match slot.question {
+        QuestionKind::Invalidation => Err(DeskError::Conflict(format!(
+            "{slot} cannot be tried on traffic: an invalidation policy is asked about events, never about a request; \
+             activate the version, and roll back if it is worse"
+        ))),
+        QuestionKind::Residency | QuestionKind::Cost | QuestionKind::Routing => Ok(()),
+    }
+}
+
+fn no_trial(slot: &PolicySlot) -> DeskError {
+    DeskError::NotFound(format!(
+        "a version on trial in {slot} (a shadow or a canary puts one there)"
+    ))
 }
 
 fn subject_of(slot: &PolicySlot, trial: &TrialRecord) -> String {

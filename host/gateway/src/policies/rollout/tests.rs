@@ -523,3 +523,23 @@ fn what_makes_no_sense_is_refused() {
         Err(DeskError::NotFound(_))
     ));
 }
+
+#[test]
+fn what_no_request_asks_is_not_put_on_trial() {
+    let bench = Bench::new();
+    let slot = PolicySlot::new(acme(), QuestionKind::Invalidation);
+    let pushed = bench.desk.push(upload(slot.clone(), "ok:1"), &by()).unwrap();
+    for stage in [TrialStage::Shadow, canary_order(None, 5, None).stage] {
+        let order = TrialOrder {
+            slot: slot.clone(),
+            stage,
+            ..canary_order(Some(&pushed.version.sha256), 5, None)
+        };
+        let refused = bench.desk.try_out(order, &by());
+        let Err(DeskError::Conflict(why)) = refused else {
+            panic!("{refused:?}")
+        };
+        assert!(why.contains("activate the version"), "{why}");
+    }
+    assert!(bench.desk.rollout(&slot).unwrap().is_plain());
+}
