@@ -3,7 +3,7 @@
 use super::super::call::read_names;
 use super::super::lab_failure;
 use super::{Failure, ReplayArgs, Told, Tried};
-use crate::client::{Client, ClientError};
+use crate::client::{Client, ClientError, segment};
 use crate::lab::LabError;
 use crate::lab::comparison::{Comparison, Tally};
 use crate::lab::component::Workshop;
@@ -15,12 +15,13 @@ use crate::lab::situation::names_of;
 use portolan_base::Clock;
 use portolan_decide::PathRecord;
 use portolan_policy::{NameTables, Policy, QuestionKind};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most records that a host hands out at once.
-const LIST_MAX: usize = 1000;
+/// Records asked for at once: with 64 candidates each they are some 12 MB.
+const PAGE: usize = 250;
 
 /// Tenants that are counted one by one.
 const TENANTS_NAMED: usize = 5;
@@ -78,7 +79,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Result<Told, Trouble> {
     let earliest = args.since.map(|since| earliest(since, workshop.clock()));
     let mut each = |record: PathRecord| bench.meet(&record, earliest);
     let reading = if args.records.is_empty() {
-        fetch(args, &mut each)?
+        fetch(args, earliest, &mut each)?
     } else {
         records::each_of(&args.records, &mut each)?
     };
@@ -94,7 +95,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Result<Told, Trouble> {
         notes: notes(args, &tried, &reading, &passed_by, &comparison),
         comparison,
         ways: ("recorded", "replayed"),
-        more: serde_json::Value::Null,
+        more: Value::Null,
     })
 }
 
@@ -234,16 +235,40 @@ fn tables(args: &ReplayArgs) -> Result<Option<NameTables>, LabError> {
     Ok(fleet.and_then(|fleet| names::from_document(fleet.body).ok()))
 }
 
-fn fetch(args: &ReplayArgs, each: &mut dyn FnMut(PathRecord)) -> Result<Reading, Trouble> {
+fn fetch(
+    args: &ReplayArgs,
+    earliest: Option<u64>,
+    each: &mut dyn FnMut(PathRecord),
+) -> Result<Reading, Trouble> {
     let client = Client::new(&args.server.server, &args.server.key);
-    let listed = client.get(&format!("/v1/portolan/requests?limit={LIST_MAX}"));
-    let found = records::of_document(listed.map_err(Trouble::Host)?.body).map_err(Trouble::Answer)?;
-    let reading = Reading {
-        records: found.len(),
-        ..Reading::default()
-    };
-    found.into_iter().for_each(each);
-    Ok(reading)
+    let mut get = |path: &str| Ok(client.get(path).map_err(Trouble::Host)?.body);
+    pages(args.tenant.as_deref(), earliest, &mut get, each)
+}
+
+/// The records that the host keeps of a tenant, the newest first, until a page holds nothing later than `earliest`
+/// (Unix time in ms).
+fn pages(
+    tenant: Option<&str>,
+    earliest: Option<u64>,
+    get: &mut dyn FnMut(&str) -> Result<Value, Trouble>,
+    each: &mut dyn FnMut(PathRecord),
+) -> Result<Reading, Trouble> {
+    let whose = tenant.map_or_else(String::new, |tenant| format!("&tenant={}", segment(tenant)));
+    let mut reading = Reading::default();
+    let mut from = String::new();
+    loop {
+        let page = get(&format!("/v1/portolan/requests?limit={PAGE}{whose}{from}"))?;
+        let next = page["next"].as_u64();
+        let found = records::of_document(page).map_err(Trouble::Answer)?;
+        reading.records += found.len();
+        let is_past = |earliest| found.iter().all(|record| record.accepted_ms < earliest);
+        let is_done = earliest.is_some_and(is_past);
+        found.into_iter().for_each(&mut *each);
+        match next {
+            Some(next) if !is_done => from = format!("&before={next}"),
+            _ => return Ok(reading),
+        }
+    }
 }
 
 fn earliest(since: Duration, clock: &dyn Clock) -> u64 {
@@ -312,9 +337,48 @@ fn notes(
         ));
     }
     if args.records.is_empty() {
-        notes.push(format!(
-            "a host hands out its newest {LIST_MAX} records, of all tenants that the key may see"
-        ));
+        notes.push("a site keeps the records of the requests that came in there, the latest ones".to_owned());
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn record(accepted_ms: u64) -> Value {
+        json!({
+            "request_id": format!("r{accepted_ms}"), "tenant": "acme", "model": "m", "accepted_ms": accepted_ms,
+            "prompt_tokens": 1, "completion_tokens": 1, "route": null, "request": {}, "candidates": [], "policies": [],
+            "placements": [], "stages": [],
+            "kv": { "bytes_moved": 0, "cached_tokens": 0, "computed_tokens": 0, "chunks_resent": 0 },
+            "fallbacks": [], "status": "ok",
+        })
+    }
+
+    /// A host with two pages: what was asked of it, and how many records came.
+    fn asked(earliest: Option<u64>) -> (Vec<String>, usize) {
+        let (mut asked, mut met) = (Vec::new(), 0);
+        let mut get = |path: &str| {
+            asked.push(path.to_owned());
+            Ok(match path.ends_with("&before=7") {
+                false => json!({"object": "list", "data": [record(2_000)], "next": 7}),
+                true => json!({"object": "list", "data": [record(1_000)]}),
+            })
+        };
+        let reading = pages(Some("acme"), earliest, &mut get, &mut |_| met += 1);
+        let Ok(reading) = reading else { panic!("no list") };
+        assert_eq!(reading.records, met);
+        (asked, met)
+    }
+
+    #[test]
+    fn a_tenants_records_are_read_page_by_page_as_far_back_as_is_wanted() {
+        let first = "/v1/portolan/requests?limit=250&tenant=acme";
+        let both = [first.to_owned(), format!("{first}&before=7")];
+        assert_eq!(asked(None), (both.to_vec(), 2));
+        assert_eq!(asked(Some(1_500)), (both.to_vec(), 2));
+        assert_eq!(asked(Some(2_500)), (both[..1].to_vec(), 1));
+    }
 }
