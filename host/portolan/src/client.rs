@@ -49,6 +49,11 @@ pub enum ClientError {
         /// Why.
         detail: String,
     },
+    /// The key cannot be sent.
+    #[error(
+        "the key holds a character that no HTTP header carries, such as a line break; look at --key or PORTOLAN_KEY"
+    )]
+    BadKey,
     /// The host took longer than a call may.
     #[error(
         "{server} gave no answer in the time a call may take; what was asked for may be done all the same: look before you ask \
@@ -236,6 +241,10 @@ impl Client {
             .pointer("/error/message")
             .and_then(Value::as_str)
             .unwrap_or("the host gave no reason");
+        let message = match status.as_u16() {
+            401 if self.key.is_empty() => "no API key was given; --key or PORTOLAN_KEY says it",
+            _ => message,
+        };
         Err(ClientError::Refused {
             status: status.as_u16(),
             message: message.to_owned(),
@@ -256,6 +265,9 @@ impl Client {
             return ClientError::NoAnswer {
                 server: self.server.clone(),
             };
+        }
+        if !self.key.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+            return ClientError::BadKey;
         }
         ClientError::Unreachable {
             server: self.server.clone(),
@@ -289,6 +301,19 @@ fn id_of(response: &ureq::http::Response<ureq::Body>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_with_a_line_break_is_not_taken_for_a_host_that_is_away() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listener.local_addr().unwrap().to_string();
+        for key in ["sk-1\n", "sk-1\r", "schlüssel"] {
+            let refused = Client::new(&server, key).get("/v1/models");
+            assert!(
+                matches!(refused, Err(ClientError::BadKey)),
+                "{key:?}: {refused:?}"
+            );
+        }
+    }
 
     #[test]
     fn a_segment_names_what_was_typed_and_nothing_else() {

@@ -250,10 +250,7 @@ impl Structure {
             )),
             (_, Some(asked)) if !answered.contains(&asked) => remarks.push(Remark::new(
                 "other-question",
-                format!(
-                    "the component answers {}, but a {asked} policy is wanted",
-                    list(&answered)
-                ),
+                format!("the component answers {}, but {asked} is wanted", list(&answered)),
                 format!(
                     "bind it as {}, or build it for the world `{asked}` of {SERVED_FULL}",
                     list(&answered)

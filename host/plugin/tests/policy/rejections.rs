@@ -183,11 +183,7 @@ fn another_version_of_the_contract_is_refused_with_both_versions() {
 #[test]
 fn the_question_must_be_the_one_asked_for() {
     let report = loader().check(Some(QuestionKind::Routing), &Guest::cost().component(), None);
-    refused_as(
-        &report,
-        "other-question",
-        "answers cost, but a routing policy is wanted",
-    );
+    refused_as(&report, "other-question", "answers cost, but routing is wanted");
     assert_eq!(report.question, Some(QuestionKind::Cost));
     refused(
         &wat::parse_str("(component)").unwrap(),

@@ -30,8 +30,12 @@ pub(super) fn new(args: NewArgs, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return json(&serde_json::json!({ "dir": dir, "source": source }));
     }
+    let article = match args.question {
+        QuestionKind::Invalidation => "an",
+        QuestionKind::Residency | QuestionKind::Cost | QuestionKind::Routing => "a",
+    };
     line(format!(
-        "{} is a {} policy in {}",
+        "{} is {article} {} policy in {}",
         source.display(),
         args.question,
         args.lang.title()

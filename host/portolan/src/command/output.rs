@@ -1,6 +1,7 @@
 //! What commands print, and how they fail.
 #![expect(clippy::print_stderr, reason = "this is where the command line speaks")]
 
+use portolan_ports::Finding;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -9,6 +10,7 @@ use std::io::{ErrorKind, Write};
 #[derive(Debug)]
 pub struct Failure {
     message: Option<String>,
+    findings: Vec<Finding>,
     json: bool,
 }
 
@@ -17,6 +19,7 @@ impl Failure {
     pub fn new(message: impl Display) -> Self {
         Self {
             message: Some(message.to_string()),
+            findings: Vec::new(),
             json: false,
         }
     }
@@ -25,8 +28,16 @@ impl Failure {
     pub(super) fn silent() -> Self {
         Self {
             message: None,
+            findings: Vec::new(),
             json: false,
         }
+    }
+
+    /// What a component was refused for: beside the error in JSON, as the host has it.
+    #[must_use]
+    pub(super) fn with_findings(mut self, findings: Vec<Finding>) -> Self {
+        self.findings = findings;
+        self
     }
 
     /// Prints as JSON when that was asked for.
@@ -39,11 +50,18 @@ impl Failure {
     pub(super) fn print(&self) {
         match &self.message {
             None => {}
-            Some(message) if self.json => {
-                line(serde_json::json!({ "error": { "message": message } }));
-            }
+            Some(message) if self.json => line(self.in_json(message)),
             Some(message) => eprintln!("portolan: {message}"),
         }
+    }
+
+    /// The failure as a program reads it.
+    pub(super) fn in_json(&self, message: &str) -> serde_json::Value {
+        let mut said = serde_json::json!({ "error": { "message": message } });
+        if !self.findings.is_empty() {
+            said["findings"] = serde_json::json!(self.findings);
+        }
+        said
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
             reason,
             server,
         } => {
-            let place = format!("{}/versions/{version}", path(&slot));
+            let place = format!("{}/versions/{}", path(&slot), segment(&version));
             let gone = client(&server).delete(&place, &[("reason", &*reason)]);
             finish(gone.map_err(|e| refused(&e)), as_json, &|_| {
                 vec![format!("{version} is removed")]
@@ -143,11 +143,17 @@ fn said_of_upload(body: &Value) -> Vec<String> {
         short(&text("version")),
         state
     )];
-    if body["generation"].is_u64() {
-        let config = body["config"].as_str().unwrap_or_default();
-        out.push(format!("  with {}", history::configuration(config)));
-    }
     let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
+    let config = body["config"].as_str().unwrap_or_default();
+    let was_given = !config.is_empty() && findings.iter().all(|found| found.code != "configuration-kept");
+    if body["generation"].is_u64() {
+        out.push(format!("  with {}", history::configuration(config)));
+    } else if was_given && body["proposal"].is_null() {
+        out.push(format!(
+            "  checked with {}; that is not kept: give it again to shadow, canary or activate",
+            history::configuration(config)
+        ));
+    }
     out.extend(findings.iter().flat_map(said_of_finding));
     out
 }
@@ -175,14 +181,17 @@ pub(super) fn finish(
 
 pub(super) fn refused(error: &ClientError) -> Failure {
     let mut text = error.to_string();
-    if let ClientError::Refused { body, .. } = error {
-        let findings: Vec<Finding> = serde_json::from_value(body["findings"].clone()).unwrap_or_default();
-        for said in findings.iter().flat_map(said_of_finding) {
-            text.push('\n');
-            text.push_str(&said);
+    let findings: Vec<Finding> = match error {
+        ClientError::Refused { body, .. } => {
+            serde_json::from_value(body["findings"].clone()).unwrap_or_default()
         }
+        _ => Vec::new(),
+    };
+    for said in findings.iter().flat_map(said_of_finding) {
+        text.push('\n');
+        text.push_str(&said);
     }
-    Failure::new(text)
+    Failure::new(text).with_findings(findings)
 }
 
 pub(super) fn client(server: &ServerArgs) -> Client {
@@ -248,9 +257,25 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn an_upload_says_which_configuration_is_in_force_where_it_is_active() {
+    fn an_upload_says_which_configuration_is_in_force_and_which_was_only_tried() {
         let mut body = serde_json::json!({"name": "mine", "version": "ab".repeat(32), "config": "{}"});
-        assert_eq!(said_of_upload(&body), ["mine abababababab (kept, not active)"]);
+        let stored = "mine abababababab (kept, not active)";
+        assert_eq!(
+            said_of_upload(&body),
+            [
+                stored,
+                "  checked with configuration 44136fa355b3678a: {}; that is not kept: give it again to shadow, canary or \
+                 activate"
+            ]
+        );
+        let kept = "configuration-kept";
+        body["findings"] =
+            serde_json::json!([{"code": kept, "severity": "note", "message": "kept", "help": ""}]);
+        assert_eq!(
+            said_of_upload(&body),
+            [stored, "  note [configuration-kept] kept"]
+        );
+        body["findings"] = Value::Null;
         body["generation"] = 2.into();
         assert_eq!(
             said_of_upload(&body),
@@ -259,6 +284,21 @@ mod tests {
                 "  with configuration 44136fa355b3678a: {}"
             ]
         );
+    }
+
+    #[test]
+    fn a_refusal_in_json_has_the_findings_as_the_host_has_them() {
+        let findings = serde_json::json!([
+            {"code": "not-wasm", "severity": "error", "message": "it is text", "help": "build it"},
+        ]);
+        let error = ClientError::Refused {
+            status: 422,
+            message: "no".to_owned(),
+            body: serde_json::json!({ "findings": findings }),
+        };
+        assert_eq!(refused(&error).in_json("no")["findings"], findings);
+        let plain = Failure::new("no").in_json("no");
+        assert_eq!(plain, serde_json::json!({"error": {"message": "no"}}));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // Short prompts stay where the request came in; long ones go wherever the cost policy says it is cheapest.
 #include "portolan.h"
 
-// Up to this many uncached tokens a prompt counts as short: {"near_below_tokens": 2048}.
+// A prompt with fewer uncached tokens counts as short: {"near_below_tokens": 2048}.
 static uint32_t near_below_tokens = 2048;
 
 const char *configure(text config, const name_tables *names) {

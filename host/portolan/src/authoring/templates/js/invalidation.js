@@ -1,6 +1,7 @@
 // Nothing outlives the version it was computed with; what nobody used for a while goes; room is made when asked.
 //
-// 64-bit values (model versions, times) are exact up to 2^53; the host's own rule answers when one is larger.
+// 64-bit values (model versions, times) are exact up to 2^53; the host's own rule answers when one is larger, as the
+// warning `probe-failed` of the build says of its largest probe.
 import { invalidation, settings } from "./portolan.js";
 
 let configured = {

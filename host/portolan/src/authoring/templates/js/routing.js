@@ -2,7 +2,7 @@
 import { Tier, byRank, routing, settings } from "./portolan.js";
 
 let configured = {
-  // Up to this many uncached tokens a prompt counts as short.
+  // A prompt with fewer uncached tokens counts as short.
   near_below_tokens: 2048,
 };
 

@@ -6,7 +6,7 @@ from wit_world.exports.routing_policy import Decision_Scores
 from portolan import PREFERRED, SECOND, Request, candidates_of, scores_by_rank, settings
 
 configured = {
-    # Up to this many uncached tokens a prompt counts as short.
+    # A prompt with fewer uncached tokens counts as short.
     "near_below_tokens": 2048,
 }
 

@@ -8,7 +8,7 @@ use portolan_sdk::{
 #[derive(serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct NearFirst {
-    /// Up to this many uncached tokens a prompt counts as short.
+    /// A prompt with fewer uncached tokens counts as short.
     near_below_tokens: u32,
 }
 
