@@ -58,11 +58,12 @@ impl Journey {
         };
         let (ours, salted): (Vec<_>, Vec<_>) = instances.filter(keeps).partition(is_ours);
         // The last token's KV is made by decoding, after which the block may be full or not.
-        let blocks = self.request.prompt.len().saturating_sub(1) / INDEX_BLOCK_TOKENS;
+        let tokens = self.request.prompt.len().saturating_sub(1);
+        let blocks = kept_blocks(tokens, self.model().description.layout.block_tokens);
         let fleet = &self.site.parts.fleet;
         fleet.predict(&ours, &self.chain[..blocks.min(self.chain.len())], &self.about);
         if !salted.is_empty() {
-            let computed = &self.request.prompt[..blocks * INDEX_BLOCK_TOKENS];
+            let computed = &self.request.prompt[..tokens / INDEX_BLOCK_TOKENS * INDEX_BLOCK_TOKENS];
             let chain = BlockHash::chain(&self.salted_key(), computed);
             fleet.predict(&salted, &chain, &self.about);
         }
@@ -238,6 +239,13 @@ fn position(names: &[String], name: &str) -> u32 {
         .unwrap_or(0)
 }
 
+/// How many index blocks of `tokens` an instance of ours keeps: its pool has whole blocks of `block_tokens` only, so that
+/// of a shorter beginning there is nothing to come back for.
+fn kept_blocks(tokens: usize, block_tokens: u32) -> usize {
+    let block = (block_tokens as usize).max(1);
+    tokens / block * block / INDEX_BLOCK_TOKENS
+}
+
 fn held_too_long() -> RequestError {
     let text = "the routing policy held the request for too long; try again later";
     RequestError::unavailable(text, Duration::from_secs(1)).with_code("deferred")
@@ -259,5 +267,20 @@ fn client_error(refusal: &Refusal) -> RequestError {
         Refusal::NoInstance(_) | Refusal::NoRoute => {
             RequestError::unavailable(text, Duration::from_secs(1)).with_code("no_route")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_keeps_whole_blocks_of_its_own() {
+        assert_eq!(
+            [63, 64, 127, 128].map(|tokens| kept_blocks(tokens, 64)),
+            [0, 4, 4, 8]
+        );
+        assert_eq!([15, 16, 79].map(|tokens| kept_blocks(tokens, 16)), [0, 1, 4]);
+        assert_eq!(kept_blocks(79, 0), 4);
     }
 }
