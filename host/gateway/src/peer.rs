@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use portolan_base::kv::KvManifest;
 use portolan_base::{InstanceName, Provenance, SiteName, TenantKey};
 use portolan_decide::ask::Asker;
-use portolan_decide::{InstanceIndex, Placements, SiteIndex};
+use portolan_decide::{FleetView, InstanceIndex, Placements, SiteIndex};
 use portolan_policy::{Placement, Purpose, Subject};
 use portolan_ports::{
     Cancel, Engine, EngineError, InstanceOutcome, KvOrder, KvPiece, KvSource, OrderPurpose, PieceSink,
@@ -88,7 +88,7 @@ impl KvSource for PeerService {
             return ahead::take(&site, &peer, &engine, (key, order), sink).await;
         }
         let fetches = fetch::fetch_first(&site, &peer, &engine, (key, &order), sink.as_mut()).await?;
-        let instance = own_index(&site, &order.instance);
+        let instance = own_index(&site, &site.parts.fleet.view(), &order.instance);
         let about = current_provenance(&site, engine.as_ref(), &order);
         let outcome = stream_prefill_of(engine.as_ref(), (key, Arc::new(about)), order, sink).await;
         // The other site hears of this instance's state from its load reports: it cannot tell a broken engine from a
@@ -220,8 +220,7 @@ async fn forward(mut pieces: mpsc::UnboundedReceiver<KvPiece>, mut sink: Box<dyn
     }
 }
 
-fn own_index(site: &Site, name: &InstanceName) -> Option<InstanceIndex> {
-    let view = site.parts.fleet.view();
+fn own_index(site: &Site, view: &FleetView, name: &InstanceName) -> Option<InstanceIndex> {
     let mut own = view.indexed().filter(|(_, i)| i.site == site.parts.index);
     own.find(|(_, i)| i.name == *name).map(|(index, _)| index)
 }

@@ -74,13 +74,13 @@ pub struct Plan {
     pub threshold: Tokens,
     /// How the local instances are divided.
     pub split: Split,
-    /// Θ_prfaas: long requests the remote pool and its link can take; 0 when there are none.
+    /// Θ_prfaas: long requests a second that the remote pool and its link can take; 0 when there are none.
     pub remote_rate: f64,
-    /// Θ_pd-p: short requests the local prefill instances can take; 0 when there are none.
+    /// Θ_pd-p: short requests a second that the local prefill instances can take; 0 when there are none.
     pub local_rate: f64,
-    /// Θ_pd-d: requests the decode instances can take.
+    /// Θ_pd-d: requests a second that the decode instances can take.
     pub decode_rate: f64,
-    /// Λ_max: requests the whole can take.
+    /// Λ_max: requests a second that the whole can take.
     pub lambda_max: f64,
     /// What holds Λ_max down.
     pub bottleneck: Bottleneck,

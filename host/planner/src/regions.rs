@@ -65,7 +65,7 @@ pub struct Region {
 /// What a site can be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SiteOffer {
-    /// Price of an instance for an hour.
+    /// Price of an instance for an hour, in the operator's unit.
     pub price_per_hour: f64,
     /// Most instances.
     pub room: u32,

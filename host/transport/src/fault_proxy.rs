@@ -188,11 +188,6 @@ impl FaultProxy {
         self.path.frozen.send_replace(true);
     }
 
-    /// Lets bytes go on.
-    pub fn thaw(&self) {
-        self.path.frozen.send_replace(false);
-    }
-
     /// Connections accepted since the start.
     pub fn accepted(&self) -> usize {
         self.path.accepted.load(Ordering::Relaxed)

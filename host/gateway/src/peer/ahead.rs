@@ -41,7 +41,7 @@ pub(super) async fn take(
     let (tokens, held) = (Arc::clone(&order.tokens), order.tokens.len() as u32);
     let report = if lacking > 0 {
         let order = KvOrder { held, ..order };
-        let instance = own_index(site, &order.instance);
+        let instance = own_index(site, &site.parts.fleet.view(), &order.instance);
         let about = current_provenance(site, engine.as_ref(), &order);
         let of = (key, Arc::new(about));
         let computed = stream_prefill_of(engine.as_ref(), of, order, Box::new(StaysHere(sink))).await;

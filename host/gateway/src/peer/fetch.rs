@@ -2,14 +2,13 @@
 //! request's own fetch: where that is cheaper, from the sites that the order allows, if this site's policies allow it too.
 
 use super::taking::while_wanted;
-use super::{current_provenance, index_of, subject_of};
+use super::{current_provenance, index_of, own_index, subject_of};
 use crate::bring::{Attempt, Bringing};
 use crate::copy::Copying;
 use crate::permission::Permission;
 use crate::site::Site;
 use portolan_base::{BlockHash, SiteName, TenantKey};
 use portolan_decide::ask::Asker;
-use portolan_decide::{FleetView, InstanceIndex};
 use portolan_policy::Purpose;
 use portolan_ports::{Engine, FetchReport, KvOrder, OrderPurpose, PieceSink, Retention};
 use std::collections::BTreeMap;
@@ -29,7 +28,7 @@ pub(super) async fn fetch_first(
     }
     let parts = &site.parts;
     let view = parts.fleet.view();
-    let Some(at) = own_index(site, &view, order) else {
+    let Some(at) = own_index(site, &view, &order.instance) else {
         return Ok(Vec::new());
     };
     // What nobody waits for yet is the last to cross.
@@ -73,13 +72,4 @@ pub(super) async fn fetch_first(
     let fetching = bringing.only_from(allowed).bring(&mut permission);
     let attempts = while_wanted(fetching, sink).await?;
     Ok(attempts.iter().map(Attempt::report).collect())
-}
-
-fn own_index(site: &Site, view: &FleetView, order: &KvOrder) -> Option<InstanceIndex> {
-    let own = |instance: &portolan_decide::InstanceView| {
-        instance.site == site.parts.index && instance.name == order.instance
-    };
-    view.indexed()
-        .find(|(_, instance)| own(instance))
-        .map(|(index, _)| index)
 }
