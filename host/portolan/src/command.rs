@@ -335,7 +335,7 @@ pub enum PolicyCommand {
         #[command(flatten)]
         server: ServerArgs,
     },
-    /// Say who changed what, newest first.
+    /// Say who changed what, newest first. For the operator; a tenant has `history`.
     Audit(AuditArgs),
     /// Try, promote, roll back and hold versions.
     #[command(flatten)]
