@@ -1,7 +1,7 @@
 //! `portolan policy proposals`, `approve` and `reject`: what waits for a second operator.
 
 use super::ServerArgs;
-use super::output::Failure;
+use super::output::{Failure, tame};
 use super::policy::{client, finish, refused};
 use super::request::short;
 use clap::{Args, Subcommand};
@@ -81,7 +81,8 @@ fn said_of_list(body: &Value) -> Vec<String> {
 
 /// A proposal in a line.
 fn said(proposal: &Value) -> String {
-    let text = |key: &str| proposal[key].as_str().unwrap_or_default().to_owned();
+    // Whoever approves has to see what the other wrote, as it is.
+    let text = |key: &str| tame(proposal[key].as_str().unwrap_or_default());
     let stage = match proposal["percent"].as_u64() {
         Some(percent) => format!("canary {percent} %"),
         None => text("stage"),
@@ -131,5 +132,15 @@ mod tests {
         assert!(said[0].contains("3  routing  canary 5 %  0123"), "{said:?}");
         assert!(said[1].contains("policy approve 3"), "{said:?}");
         assert_eq!(waiting(&json!({ "generation": 1 })), None);
+    }
+
+    #[test]
+    fn a_proposal_hides_nothing_of_itself_from_who_approves() {
+        let body = json!({ "proposal": {
+            "id": 3, "question": "cost", "change": "activate", "sha256": "0123456789abcdef", "actor": "operator alice",
+            "config": "{\"allow\":\u{1b}[2K\r 1}", "reason": "why",
+        }});
+        let said = waiting(&body).unwrap();
+        assert!(said[0].contains("{\"allow\":\\u{1b}[2K\\r 1}"), "{said:?}");
     }
 }

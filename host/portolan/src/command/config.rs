@@ -1,7 +1,7 @@
 //! `portolan config`: looks at a configuration file, and changes that of a running host.
 
 use super::ServerArgs;
-use super::output::{Failure, json, line};
+use super::output::{Failure, json, line, tame};
 use crate::client::Client;
 use crate::config::{Config, fill, mask, schema};
 use clap::{Args, Subcommand};
@@ -184,7 +184,7 @@ fn history(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
         return json(&body);
     }
     for version in body.get("data").and_then(Value::as_array).into_iter().flatten() {
-        let text = |key| version.get(key).and_then(Value::as_str).unwrap_or_default();
+        let text = |key| tame(version.get(key).and_then(Value::as_str).unwrap_or_default());
         let number = |key| version.get(key).and_then(Value::as_u64).unwrap_or(0);
         line(format!(
             "{:>5}  {}  {}  {}",
@@ -195,7 +195,7 @@ fn history(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
         ));
         let changes = version.get("changes").and_then(Value::as_array);
         for change in changes.into_iter().flatten().filter_map(Value::as_str) {
-            line(format!("       {change}"));
+            line(format!("       {}", tame(change)));
         }
     }
     Ok(())
@@ -262,6 +262,6 @@ fn pending(server: &ServerArgs, as_json: bool) -> Result<(), Failure> {
         "behind it: {}",
         list("actors").collect::<Vec<_>>().join(", ")
     ));
-    list("changes").for_each(|change| line(format!("  {change}")));
+    list("changes").for_each(|change| line(format!("  {}", tame(change))));
     Ok(())
 }

@@ -171,7 +171,7 @@ fn said_of_audit(body: &Value) -> Vec<String> {
         if let Some(change) = line.get("change") {
             let version = |key: &str| change[key].as_str().map_or("nothing", short);
             let config = change["config"].as_str().filter(|config| !config.is_empty());
-            let config = config.map_or(String::new(), |config| format!("  {config}"));
+            let config = config.map_or(String::new(), |config| format!("  {}", tame(config)));
             out.push(format!(
                 "        {} → {}{config}",
                 version("previous"),
@@ -268,6 +268,19 @@ mod tests {
         assert!(said[0].ends_with("acme  by operator: why"), "{said:?}");
         assert_eq!(said[1], "        nothing → 0123456789ab  {\"a\": 1}");
         assert!(said[2].ends_with("acme  by operator"), "{said:?}");
+    }
+
+    #[test]
+    fn a_configuration_forges_no_line_of_the_audit_log() {
+        let said = said_of_audit(&json!({"data": [
+            {"sequence": 7, "at": 0, "actor": "tenant acme", "action": "policy.activate", "subject": "acme", "reason": "",
+             "change": {"next": "0123456789abcdef", "config": "\u{1b}[31m\n     9  tenant.put"}},
+        ]}));
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(
+            said[1].ends_with("  \\u{1b}[31m\\n     9  tenant.put"),
+            "{said:?}"
+        );
     }
 
     #[test]
