@@ -7,6 +7,8 @@
 //   import state from "portolan:policy/state@0.1.0";    state.get(key), state.set(key, value, ttlMs), state.add(key, n)
 //   import labels from "portolan:policy/labels@0.1.0";  labels.get(key)
 
+import host from "portolan:policy/host@0.1.0";
+
 /** A cost or a score that means "never take this route". */
 export const NEVER = 0xffffffff;
 /** The index of "no restriction stated" among the jurisdictions. */
@@ -150,10 +152,27 @@ export const refuse = (reason) => ({ tag: "refuse", val: reason });
 
 // --- From a policy to the exports of its world ---
 
+// What a policy throws ends the call as a trap, which says nothing of it: the policy's log does.
+function told(answer) {
+  return (...inputs) => {
+    try {
+      return answer(...inputs);
+    } catch (error) {
+      const place = String(error?.stack ?? "").trim().split("\n")[0];
+      host.log("error", `${error} ${place}`.trim());
+      throw error;
+    }
+  };
+}
+
 function lifecycleOf(policy) {
   return {
     configure(config, names) {
-      policy.configure(config, names);
+      try {
+        policy.configure(config, names);
+      } catch (error) {
+        throw String(error); // a text is why the configuration is refused; anything else would be a trap
+      }
     },
   };
 }
@@ -163,7 +182,7 @@ export function residency(policy) {
   return {
     lifecycle: lifecycleOf(policy),
     residencyPolicy: {
-      partition({ purpose, dataJurisdiction, dataClass, fromSite }, request) {
+      partition: told(({ purpose, dataJurisdiction, dataClass, fromSite }, request) => {
         const subject = {
           purpose,
           dataJurisdiction: fromHost(dataJurisdiction),
@@ -171,7 +190,7 @@ export function residency(policy) {
           fromSite: fromSite === null ? null : fromHost(fromSite),
         };
         return policy.partition(subject, requestOf(request));
-      },
+      }),
     },
   };
 }
@@ -183,7 +202,7 @@ export function cost(policy) {
   return {
     lifecycle: lifecycleOf(policy),
     costPolicy: {
-      estimate(request, stride, routes) {
+      estimate: told((request, stride, routes) => {
         const view = requestOf(request);
         const costs = [];
         for (const route of rows(Route, stride, routes)) {
@@ -191,7 +210,7 @@ export function cost(policy) {
           for (const part of COST_PARTS) costs.push(toHost(row[part] ?? 0));
         }
         return costs;
-      },
+      }),
     },
   };
 }
@@ -201,14 +220,14 @@ export function routing(policy) {
   return {
     lifecycle: lifecycleOf(policy),
     routingPolicy: {
-      decide(request, stride, routes, costStride, costs) {
+      decide: told((request, stride, routes, costStride, costs) => {
         const priced = rows(Cost, costStride, costs);
         const nothing = new Cost([], 0, 0);
         const candidates = rows(Route, stride, routes).map((route, index) => {
           return { route, cost: priced[index] ?? nothing };
         });
         return policy.decide(requestOf(request), candidates);
-      },
+      }),
     },
   };
 }
@@ -243,7 +262,9 @@ export function invalidation(policy) {
   return {
     lifecycle: lifecycleOf(policy),
     invalidationPolicy: {
-      react: (event, stride, groups) => policy.react(eventOf(event), rows(Group, stride, groups)).map(directiveOf),
+      react: told((event, stride, groups) =>
+        policy.react(eventOf(event), rows(Group, stride, groups)).map(directiveOf),
+      ),
     },
   };
 }
