@@ -2,7 +2,7 @@
 
 from wit_world import exports
 
-from portolan import finite, routes_of, settings
+from portolan import finite, routes_of, settings, told
 
 configured = {
     # How many microseconds of waiting a millionth of the operator's unit is worth.
@@ -18,6 +18,7 @@ class Lifecycle(exports.Lifecycle):
 
 
 class CostPolicy(exports.CostPolicy):
+    @told
     def estimate(self, request, stride, routes):
         cells = []
         for route in routes_of(stride, routes):

@@ -3,7 +3,7 @@
 from wit_world import exports
 from wit_world.exports import invalidation_policy as wit
 
-from portolan import groups_of, settings
+from portolan import groups_of, settings, told
 
 configured = {
     # KV unused for longer goes at the next tick.
@@ -19,6 +19,7 @@ class Lifecycle(exports.Lifecycle):
 
 
 class InvalidationPolicy(exports.InvalidationPolicy):
+    @told
     def react(self, event, stride, groups):
         match event:
             case wit.Event_ModelUpdated(change):

@@ -10,12 +10,30 @@ clock and no randomness: the request carries the time and a seed. The host's own
 import json
 
 from componentize_py_types import Err
+from wit_world.imports import host
 
 NEVER = 0xFFFFFFFF
 """A cost or a score that means "never take this route"."""
 
 ANY_JURISDICTION = 0
 """The index of "no restriction stated" among the jurisdictions."""
+
+
+def told(answer):
+    """Writes what `answer` raises to the policy's log: the trap that it ends in says nothing of it."""
+
+    def answer_or_tell(*inputs):
+        try:
+            return answer(*inputs)
+        except Exception as error:
+            at = error.__traceback__
+            while at.tb_next:
+                at = at.tb_next
+            place = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
+            host.log(host.Level.ERROR, f"{type(error).__name__}: {error} at {place}")
+            raise
+
+    return answer_or_tell
 
 
 def finite(value: int) -> int:

@@ -3,7 +3,7 @@
 from wit_world import exports
 from wit_world.exports.residency_policy import Placement
 
-from portolan import ANY_JURISDICTION, settings
+from portolan import ANY_JURISDICTION, settings, told
 
 configured = {
     # The further jurisdiction; empty: nowhere else.
@@ -20,6 +20,7 @@ class Lifecycle(exports.Lifecycle):
 
 
 class ResidencyPolicy(exports.ResidencyPolicy):
+    @told
     def partition(self, subject, request):
         return [placement(subject.data_jurisdiction, site.jurisdiction) for site in tables.sites]
 

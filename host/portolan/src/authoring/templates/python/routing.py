@@ -3,7 +3,7 @@
 from wit_world import exports
 from wit_world.exports.routing_policy import Decision_Scores
 
-from portolan import PREFERRED, SECOND, Request, candidates_of, scores_by_rank, settings
+from portolan import PREFERRED, SECOND, Request, candidates_of, scores_by_rank, settings, told
 
 configured = {
     # A prompt with fewer uncached tokens counts as short.
@@ -19,6 +19,7 @@ class Lifecycle(exports.Lifecycle):
 
 
 class RoutingPolicy(exports.RoutingPolicy):
+    @told
     def decide(self, request, stride, routes, cost_stride, costs):
         asked = Request(request)
         near_below_tokens = configured["near_below_tokens"]
