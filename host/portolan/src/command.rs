@@ -1,6 +1,7 @@
 //! What can be typed, and who does it.
 
 mod approval;
+mod audit;
 mod authoring;
 mod bench;
 mod compile_worker;
@@ -8,6 +9,7 @@ mod config;
 mod demo;
 mod demo_fleet;
 mod dr;
+mod fleet;
 mod generate;
 mod instance;
 mod invalidate;
@@ -38,6 +40,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 pub use approval::ApprovalCommand;
+pub use audit::AuditArgs;
 pub use authoring::NewArgs;
 pub use bench::{BenchCommand, Compress, TransportArgs};
 pub use config::{ChangeArgs, ConfigCommand};
@@ -49,12 +52,12 @@ pub use modelled::ModelledArgs;
 pub use output::Failure;
 pub use plan::{PlanArgs, PlanExample};
 pub use policy::{BenchArgs, CallArgs, CheckArgs, LogArgs, PullArgs, PushArgs, ReplayArgs, TestArgs};
+pub use request::ListArgs;
 pub use residency::ResidencyCommand;
 pub use rollout::RolloutCommand;
 pub use signing::SigningCommand;
 pub use simulate::{Example, SimulateArgs};
 pub use site::{SiteArgs, SiteCommand};
-pub use usage::{AuditArgs, ListArgs};
 
 /// The programmable data and control plane for LLM inference across datacenters.
 #[derive(Debug, Parser)]
@@ -488,10 +491,10 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Config(command) => config::run(command, json),
         Command::Policy(command) => policy::run(command, json),
         Command::Tenant(command) => usage::tenant(command, json),
-        Command::Fleet { server } => usage::fleet(&server, json),
+        Command::Fleet { server } => fleet::run(&server, json),
         Command::Instance(command) => instance::run(&command, json),
         Command::Site(command) => site::run(&command, json),
-        Command::Request(RequestCommand::List(args)) => usage::requests(&args, json),
+        Command::Request(RequestCommand::List(args)) => request::list(&args, json),
         Command::Request(RequestCommand::Show { id, server }) => request::show(&id, &server, json),
         Command::Residency(command) => residency::run(&command, json),
         Command::Bench(command) => bench::run(&command, json),

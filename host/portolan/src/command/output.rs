@@ -3,6 +3,7 @@
 
 use portolan_ports::Finding;
 use serde::Serialize;
+use serde_json::Value;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
@@ -56,7 +57,7 @@ impl Failure {
     }
 
     /// The failure as a program reads it.
-    pub(super) fn in_json(&self, message: &str) -> serde_json::Value {
+    pub(super) fn in_json(&self, message: &str) -> Value {
         let mut said = serde_json::json!({ "error": { "message": message } });
         if !self.findings.is_empty() {
             said["findings"] = serde_json::json!(self.findings);
@@ -72,6 +73,11 @@ pub(super) fn tame(text: &str) -> String {
         false => c.to_string(),
     };
     text.chars().map(shown).collect()
+}
+
+/// A text of an answer, for a terminal: much of it is what tenants wrote.
+pub(super) fn text(of: &Value, key: &str) -> String {
+    tame(of[key].as_str().unwrap_or("–"))
 }
 
 /// Prints a line. When nobody reads on (`| head`), the command has said enough and ends.

@@ -75,7 +75,7 @@ pub(super) fn run(command: PolicyCommand, as_json: bool) -> Result<(), Failure> 
                 vec![format!("{version} is removed")]
             })
         }
-        PolicyCommand::Audit(args) => super::usage::audit(&args, as_json),
+        PolicyCommand::Audit(args) => super::audit::run(&args, as_json),
         PolicyCommand::Activate {
             slot,
             version,

@@ -1,4 +1,10 @@
-//! `portolan request show`: why a request went where it went.
+//! `portolan request`: why a request went where it went, and which there were.
+
+mod list;
+
+pub use list::ListArgs;
+
+pub(super) use list::list;
 
 use super::ServerArgs;
 use super::output::{Failure, json, line};

@@ -1,8 +1,8 @@
 //! `portolan kv decisions`: what invalidation policies were asked and said lately.
 
-use super::pool::{data, get, number, text};
+use super::pool::{data, get, number};
 use crate::command::ServerArgs;
-use crate::command::output::{Failure, json, line};
+use crate::command::output::{Failure, json, line, text};
 use serde_json::{Map, Value};
 
 /// Lists them, the latest first.

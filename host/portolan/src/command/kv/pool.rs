@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::command::ServerArgs;
-use crate::command::output::{Failure, json, line};
+use crate::command::output::{Failure, json, line, text};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json as object};
 
@@ -268,10 +268,6 @@ pub(super) fn data(body: &Value) -> &[Value] {
     body.get("data")
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice)
-}
-
-pub(super) fn text(of: &Value, key: &str) -> String {
-    of.get(key).and_then(Value::as_str).unwrap_or("–").to_owned()
 }
 
 pub(super) fn number(of: &Value, key: &str) -> u64 {
