@@ -39,6 +39,12 @@ pub enum LengthsError {
         /// Longest length.
         to: u32,
     },
+    /// Moments of the distribution are no numbers between those of its ends.
+    #[error("a sigma of {sigma} is wider than can be computed with; lengths of prompts have some 0.5 to 2")]
+    Wide {
+        /// Standard deviation of the logarithm.
+        sigma: f64,
+    },
     /// There is no sample.
     #[error("no lengths were measured")]
     NoSamples,
@@ -76,7 +82,19 @@ impl TruncatedLogNormal {
                 to: to.0,
             });
         }
+        let all = lengths.slice(from, to);
+        let (least, most) = (lengths.from, lengths.to);
+        let sound =
+            (least..=most).contains(&all.mean) && (least * least..=most * most).contains(&all.mean_square);
+        if !sound {
+            return Err(LengthsError::Wide { sigma });
+        }
         Ok(lengths)
+    }
+
+    /// Share of the log-normal before truncation that lies within the interval, 0 to 1.
+    pub fn mass(&self) -> f64 {
+        self.mass
     }
 
     /// E[Lᵏ; a < L ≤ b] of the log-normal before truncation, in closed form:

@@ -47,7 +47,7 @@ pub use live::{
 };
 pub use model::{Averaging, Bottleneck, Fleet, Plan, Split, evaluate};
 pub use profile::{DecodeProfile, FitError, PrefillProfile};
-pub use search::{SearchGrid, best_plan};
+pub use search::{NOTHING_OFFLOADED, SearchGrid, best_plan};
 pub use setting::{AtBandwidth, Setting};
 pub use threshold::{OffloadCase, offload_threshold};
 pub use ttft::unloaded_ttft_quantile;

@@ -236,9 +236,12 @@ impl Bill {
 pub enum NoDesign {
     /// Residency leaves no site for a region.
     #[error(
-        "requests of {region} cannot be served: their data may be processed in {} only, and no site is there; allow \
-         another jurisdiction or put a site there",
-        may_go.join(", ")
+        "requests of {region} cannot be served: their data may be processed {}; allow another jurisdiction or put a \
+         site there",
+        match may_go.is_empty() {
+            true => "nowhere".to_owned(),
+            false => format!("in {} only, and no site is there", may_go.join(", ")),
+        }
     )]
     Residency {
         /// Which region.
@@ -295,5 +298,34 @@ pub enum NoDesign {
         room: u32,
         /// Its load in the worst case.
         load_rps: f64,
+    },
+    /// A link is too narrow for what is to cross it on an undisturbed day.
+    #[error(
+        "{needed_gbps:.3} Gbit/s of requests and of KV that is fetched are to cross between {} and {}, and the link carries \
+         {gbps}; widen it, or have less fetched",
+        between[0], between[1]
+    )]
+    NarrowLink {
+        /// Its ends.
+        between: [String; 2],
+        /// What is to cross.
+        needed_gbps: f64,
+        /// What it carries.
+        gbps: f64,
+    },
+    /// KV is to be fetched that is computed sooner.
+    #[error(
+        "KV of {tokens} tokens is to be fetched between {} and {}, and is computed sooner than it comes{}; widen the link, \
+         or leave `workload.fetched` out",
+        between[0], between[1],
+        from.map_or_else(String::new, |from| format!(": that pays from {} tokens on", from.0))
+    )]
+    IdleFetch {
+        /// The link's ends.
+        between: [String; 2],
+        /// What is to be fetched.
+        tokens: f64,
+        /// From how many tokens on fetching pays; none when it never does.
+        from: Option<Tokens>,
     },
 }

@@ -26,29 +26,55 @@ impl Default for SearchGrid {
     }
 }
 
-/// The plan with the largest Λ_max over all thresholds of `grid` and all splits of `instances` local instances that
-/// leave at least one for prefill and one for decode. Of equals the first: the fewest prefill instances, then the
-/// lowest threshold. `None` when there is nothing to try.
+/// A threshold above every length: nothing is offloaded.
+pub const NOTHING_OFFLOADED: Tokens = Tokens(u32::MAX);
+
+/// The plan with the largest Λ_max: over all thresholds of `grid`, and without offloading, with all splits of `instances`
+/// local instances that leave at least one for prefill and one for decode; and with everything offloaded, all of them
+/// decoding. Of equals the first: thresholds of the grid before the two ends, then the fewest prefill instances, then the
+/// lowest threshold. `None` when there are fewer than two instances or no thresholds.
+///
+/// A grid may leave both ends out, and there they may be best: with next to no link, or with no remote pool.
 pub fn best_plan(
     fleet: &Fleet,
     lengths: &dyn LengthDistribution,
     instances: u32,
     grid: &SearchGrid,
 ) -> Option<Plan> {
-    // Differences below this are rounding.
-    const TIE: f64 = 1e-12;
-    let mut best: Option<Plan> = None;
-    for prefill in 1..instances {
-        let split = Split {
+    let splits = || {
+        (1..instances).map(|prefill| Split {
             prefill,
             decode: instances - prefill,
-        };
-        for threshold in (grid.from.0..=grid.to.0).step_by(grid.step.0.max(1) as usize) {
-            let plan = evaluate(fleet, lengths, Tokens(threshold), split);
-            if best.is_none_or(|best| plan.lambda_max > best.lambda_max + TIE) {
-                best = Some(plan);
-            }
+        })
+    };
+    let thresholds = || {
+        let tokens = (grid.from.0..=grid.to.0).step_by(grid.step.0.max(1) as usize);
+        tokens.map(Tokens)
+    };
+    let on_grid = splits().flat_map(|split| thresholds().map(move |threshold| (threshold, split)));
+    let best = best_of(None, fleet, lengths, on_grid)?;
+    let at_home = splits().map(|split| (NOTHING_OFFLOADED, split));
+    let away = Split {
+        prefill: 0,
+        decode: instances,
+    };
+    best_of(Some(best), fleet, lengths, at_home.chain([(Tokens(0), away)]))
+}
+
+/// The best of `best` and of what is tried; of equals the first.
+fn best_of(
+    best: Option<Plan>,
+    fleet: &Fleet,
+    lengths: &dyn LengthDistribution,
+    tried: impl Iterator<Item = (Tokens, Split)>,
+) -> Option<Plan> {
+    // Differences below this are rounding.
+    const TIE: f64 = 1e-12;
+    tried.fold(best, |best, (threshold, split)| {
+        let plan = evaluate(fleet, lengths, threshold, split);
+        match best {
+            Some(best) if plan.lambda_max <= best.lambda_max + TIE => Some(best),
+            _ => Some(plan),
         }
-    }
-    best
+    })
 }

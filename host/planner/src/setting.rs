@@ -3,7 +3,7 @@
 use crate::bound::{LocalRoles, UpperBound, upper_bound};
 use crate::lengths::LengthDistribution;
 use crate::model::{Fleet, Plan, Split, evaluate};
-use crate::search::{SearchGrid, best_plan};
+use crate::search::{NOTHING_OFFLOADED, SearchGrid, best_plan};
 use portolan_base::{BitsPerSecond, Tokens};
 
 /// What is given before threshold and split are chosen.
@@ -46,7 +46,7 @@ impl Setting<'_> {
                 prefill,
                 decode: instances - prefill,
             };
-            self.plan(Tokens(u32::MAX), split)
+            self.plan(NOTHING_OFFLOADED, split)
         });
         plans.reduce(|best, plan| {
             if plan.lambda_max > best.lambda_max {

@@ -13,7 +13,6 @@ mod regions;
 mod setting;
 mod ttft;
 
-const NOTHING_OFFLOADED: Tokens = Tokens(1_000_000);
 const EVERYTHING_OFFLOADED: Tokens = Tokens(0);
 const BEST: Tokens = Tokens(19_400);
 const THREE_FIVE: Split = Split {
@@ -129,6 +128,42 @@ fn the_grid_search_finds_the_printed_optimum() {
     let best = best_plan(&model_g(), &lengths(), 8, &SearchGrid::default()).unwrap();
     assert_eq!((best.threshold, best.split), (Tokens(19_500), THREE_FIVE));
     assert_eq!(best_plan(&model_q(), &lengths(), 1, &SearchGrid::default()), None);
+}
+
+#[test]
+fn no_plan_serves_less_than_either_end_would() {
+    // Without a remote pool, and over next to no link, the grid has no threshold that is worth it: prompts of 100,000
+    // tokens and more are 2 % of all.
+    let alone = Fleet {
+        remote_instances: 0,
+        ..model_q()
+    };
+    let narrow = Fleet {
+        egress: BitsPerSecond(100_000_000),
+        ..model_q()
+    };
+    for fleet in [alone, narrow] {
+        let best = best_plan(&fleet, &lengths(), 8, &SearchGrid::default()).unwrap();
+        let home = Split {
+            prefill: 6,
+            decode: 2,
+        };
+        assert_eq!((best.threshold, best.split), (NOTHING_OFFLOADED, home));
+        close(best.lambda_max, 1.407, 0.001);
+        assert_eq!(best.offloaded_share, 0.0);
+    }
+    // Answers so long that every local instance has to decode.
+    let mut fleet = model_q();
+    fleet.decode.output_tokens *= 100.0;
+    let best = best_plan(&fleet, &lengths(), 8, &SearchGrid::default()).unwrap();
+    assert_eq!((best.threshold, best.split.prefill), (EVERYTHING_OFFLOADED, 0));
+}
+
+#[test]
+fn lengths_that_cannot_be_computed_with_are_refused() {
+    let of = |sigma| TruncatedLogNormal::new(9.9, sigma, Tokens(128), Tokens(131_072));
+    assert!(of(8.0).is_ok());
+    assert_eq!(of(50.0), Err(LengthsError::Wide { sigma: 50.0 }));
 }
 
 #[test]

@@ -25,10 +25,11 @@ pub fn design(case: &RegionsCase) -> Result<Design, NoDesign> {
         case.check(index, served)?;
     }
     let sites = case.sites(&regions)?;
+    let crossing = case.crossing(&regions, &sites)?;
     Ok(Design {
         partitions: case.partitions(),
         links: case.crossings(),
-        bill: case.bill(&regions, &sites),
+        bill: case.bill(&sites, &crossing),
         regions,
         sites,
     })
@@ -42,7 +43,7 @@ impl RegionsCase {
     }
 
     fn link(&self, a: RegionIndex, b: RegionIndex) -> Option<&RegionLink> {
-        self.links.get(&(a.min(b), a.max(b)))
+        self.links.get(&ends(a, b))
     }
 
     /// Whether residency lets a site have the region's data.
@@ -81,7 +82,8 @@ impl RegionsCase {
                 Err(obstacle) => not_by.push((site, obstacle)),
             }
         }
-        by.sort_by_key(|way| (way.ttft, way.site));
+        // At the same distance a region's own site comes first: nothing has to cross.
+        by.sort_by_key(|way| (way.ttft, way.site != region, way.site));
         Served { by, not_by }
     }
 
@@ -247,7 +249,65 @@ impl RegionsCase {
         self.links.iter().map(crossing).collect()
     }
 
-    fn bill(&self, regions: &[Served], sites: &[Site]) -> Bill {
+    /// What crosses each link on an undisturbed day.
+    fn crossing(&self, regions: &[Served], sites: &[Site]) -> Result<BTreeMap<Ends, Traffic>, NoDesign> {
+        let mut crossing: BTreeMap<Ends, Traffic> = BTreeMap::new();
+        let text = (self.work.prompt_tokens + self.decode.output_tokens) * TEXT_BYTES;
+        let kv = self.kv.fixed.0 as f64 + self.kv.per_token.0 as f64 * self.work.fetched_tokens;
+        for (index, (region, served)) in self.regions.iter().zip(regions).enumerate() {
+            let Some(server) = served.by.first().map(|way| way.site) else {
+                continue;
+            };
+            if server != index {
+                crossing.entry(ends(index, server)).or_default().requests += region.load_rps * text;
+            }
+            let fetches = region.load_rps * self.work.fetched_share;
+            if let Some(holder) = self.holder(index, server, sites)
+                && fetches > 0.0
+            {
+                crossing.entry(ends(server, holder)).or_default().fetches += fetches * kv;
+            }
+        }
+        for (between, traffic) in &crossing {
+            self.carries(*between, *traffic)?;
+        }
+        Ok(crossing)
+    }
+
+    /// The nearest other site that may hold a region's data, linked to the one that serves it.
+    fn holder(&self, region: RegionIndex, server: RegionIndex, sites: &[Site]) -> Option<RegionIndex> {
+        let holders = sites.iter().map(|site| site.region);
+        let holders = holders.filter(|site| *site != server && self.allowed(region, *site));
+        let linked = holders.filter_map(|site| Some((self.link(server, site)?.rtt, site)));
+        linked.min().map(|(_, site)| site)
+    }
+
+    /// Whether a link carries what is to cross it, and KV sooner than it is computed.
+    fn carries(&self, between: Ends, traffic: Traffic) -> Result<(), NoDesign> {
+        let Some(link) = self.links.get(&between) else {
+            return Ok(());
+        };
+        let names = [between.0, between.1].map(|index| self.regions[index].name.clone());
+        let needed = (traffic.requests + traffic.fetches) * 8.0;
+        if needed > link.capacity.0 as f64 {
+            return Err(NoDesign::NarrowLink {
+                between: names,
+                needed_gbps: needed / 1e9,
+                gbps: link.capacity.0 as f64 / 1e9,
+            });
+        }
+        let from = fetch_break_even(&self.prefill, link.rtt, self.kv, link.capacity);
+        if traffic.fetches > 0.0 && from.is_none_or(|from| f64::from(from.0) > self.work.fetched_tokens) {
+            return Err(NoDesign::IdleFetch {
+                between: names,
+                tokens: self.work.fetched_tokens,
+                from,
+            });
+        }
+        Ok(())
+    }
+
+    fn bill(&self, sites: &[Site], crossing: &BTreeMap<Ends, Traffic>) -> Bill {
         let seconds = MONTH_HOURS * 3600.0;
         let price = |site: &Site| {
             self.regions[site.region]
@@ -261,30 +321,31 @@ impl RegionsCase {
                 .sum(),
             ..Bill::default()
         };
-        let mut crossing = 0.0;
-        let mut cost = |bytes: f64, link: &RegionLink| {
-            crossing += bytes;
-            bytes / f64::from(1 << 30) * link.price_per_gib
-        };
-        let text = (self.work.prompt_tokens + self.decode.output_tokens) * TEXT_BYTES;
-        let kv = self.kv.fixed.0 as f64 + self.kv.per_token.0 as f64 * self.work.fetched_tokens;
-        let used: Vec<_> = sites.iter().map(|site| site.region).collect();
-        for (index, (region, served)) in self.regions.iter().zip(regions).enumerate() {
-            let Some(server) = served.by.first() else { continue };
-            let requests = region.load_rps * seconds;
-            if let Some(link) = self.link(index, server.site) {
-                bill.requests += cost(requests * text, link);
-            }
-            // From the nearest other site that may hold the data.
-            let holders = used
-                .iter()
-                .filter(|site| **site != server.site && self.allowed(index, **site));
-            let links = holders.filter_map(|site| self.link(server.site, *site));
-            if let Some(link) = links.min_by_key(|link| link.rtt) {
-                bill.fetches += cost(requests * self.work.fetched_share * kv, link);
-            }
+        let mut bytes = 0.0;
+        for (between, traffic) in crossing {
+            let price = self.links.get(between).map_or(0.0, |link| link.price_per_gib);
+            let cost = |rate: f64| rate * seconds / f64::from(1 << 30) * price;
+            bill.requests += cost(traffic.requests);
+            bill.fetches += cost(traffic.fetches);
+            bytes += (traffic.requests + traffic.fetches) * seconds;
         }
-        bill.crossing = Bytes(crossing as u64);
+        bill.crossing = Bytes(bytes as u64);
         bill
     }
+}
+
+/// The ends of a link, the lower index first.
+type Ends = (RegionIndex, RegionIndex);
+
+fn ends(a: RegionIndex, b: RegionIndex) -> Ends {
+    (a.min(b), a.max(b))
+}
+
+/// What crosses a link, in bytes a second.
+#[derive(Clone, Copy, Debug, Default)]
+struct Traffic {
+    /// Requests and answers, as text.
+    requests: f64,
+    /// KV that is fetched.
+    fetches: f64,
 }

@@ -223,6 +223,15 @@ fn the_bill_adds_up() {
 }
 
 #[test]
+fn of_two_sites_as_near_a_regions_own_serves() {
+    let mut case = case();
+    case.links.get_mut(&(EU, US)).unwrap().rtt = ms(0);
+    let design = design(&case).unwrap();
+    assert_eq!(sites(&design.regions[US])[..2], [US, EU]);
+    assert_eq!(design.bill.requests, 0.0);
+}
+
+#[test]
 fn what_prevents_a_design_is_named() {
     let said = |change: fn(&mut RegionsCase)| {
         let mut case = case();
@@ -272,6 +281,43 @@ fn what_prevents_a_design_is_named() {
     assert!(
         room.starts_with("us needs") && room.contains("20.0 requests a second and has room for 5"),
         "{room}"
+    );
+
+    let narrow = said(|case| {
+        case.links.get_mut(&(US, AP)).unwrap().capacity = BitsPerSecond(500_000_000);
+        case.work.fetched_share = 0.05;
+        case.work.fetched_tokens = 1_000.0;
+    });
+    // Half a request a second of each of the two, 131 MB each.
+    assert!(
+        narrow
+            .starts_with("1.049 Gbit/s of requests and of KV that is fetched are to cross between us and ap")
+            && narrow.contains("carries 0.5;"),
+        "{narrow}"
+    );
+    let fetch = |tokens: f64, gbps: u64| {
+        let mut case = case();
+        let links = case.links.values_mut();
+        links.for_each(|link| link.capacity = BitsPerSecond(gbps * 1_000_000_000));
+        (case.work.fetched_share, case.work.fetched_tokens) = (0.001, tokens);
+        design(&case).map_err(|wrong| wrong.to_string())
+    };
+    assert!(fetch(300.0, 10).is_ok());
+    let few = fetch(200.0, 10).unwrap_err();
+    assert!(
+        few.contains("computed sooner than it comes: that pays from 294 tokens on"),
+        "{few}"
+    );
+    let slow = fetch(300.0, 2).unwrap_err();
+    assert!(
+        slow.contains("is computed sooner than it comes; widen the link"),
+        "{slow}"
+    );
+
+    let nowhere = said(|case| case.regions[EU].data_may_go = Some(Vec::new()));
+    assert!(
+        nowhere.contains("their data may be processed nowhere; allow"),
+        "{nowhere}"
     );
 
     let unlinked = said(|case| {

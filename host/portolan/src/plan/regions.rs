@@ -289,7 +289,8 @@ impl RegionalWorkText {
             objective_tokens: Tokens(self.objective_tokens),
             prompt_tokens: within("workload.prompt_tokens", prompt, mean..=1e7)?,
             fetched_share: within("workload.fetched.share", self.fetched.share, 0.0..=1.0)?,
-            fetched_tokens: within("workload.fetched.tokens", self.fetched.tokens, 0.0..=1e7)?,
+            // What is fetched is a part of a prompt.
+            fetched_tokens: within("workload.fetched.tokens", self.fetched.tokens, 0.0..=prompt)?,
         })
     }
 }

@@ -4,8 +4,10 @@ use super::error::PlanError;
 use super::profile::ProfileText;
 use super::workload::Workload;
 use crate::chart::{Axis, Chart, Line};
-use portolan_base::BitsPerSecond;
-use portolan_planner::{AtBandwidth, Averaging, Fleet, Plan, Setting, UpperBound, unloaded_ttft_quantile};
+use portolan_base::{BitsPerSecond, Tokens};
+use portolan_planner::{
+    AtBandwidth, Averaging, Fleet, NOTHING_OFFLOADED, Plan, Setting, UpperBound, unloaded_ttft_quantile,
+};
 use serde::Serialize;
 
 /// Bandwidths that the plan is tried at, as shares of the profile's own.
@@ -229,15 +231,16 @@ fn by_split(setting: &Setting<'_>, best: &Plan) -> Chart {
     let at_best = at_best.map(|plan| (prefill(&plan), plan.lambda_max)).collect();
     let decode = setting.by_split(best.threshold);
     let decode = decode.map(|plan| (prefill(&plan), plan.decode_rate)).collect();
+    let threshold = match best.threshold {
+        NOTHING_OFFLOADED => "nothing offloaded".to_owned(),
+        Tokens(threshold) => format!("threshold {threshold}"),
+    };
     Chart {
         name: "throughput-by-split",
         title: "Throughput against the split".to_owned(),
         across: Axis::linear(format!("prefill instances of {}", setting.local_instances)),
         up: THROUGHPUT.to_owned(),
-        lines: vec![
-            line(format!("threshold {}", best.threshold.0), at_best),
-            line("what decode takes", decode),
-        ],
+        lines: vec![line(threshold, at_best), line("what decode takes", decode)],
     }
 }
 

@@ -23,10 +23,14 @@ fn optimum(study: &Study) -> Vec<String> {
         plan, capacity_rps, ..
     } = &study.best;
     let bound = study.bound.lambda_max;
+    let what = match plan.offloaded_share > 0.0 {
+        true => format!("offload uncached prompts over {} tokens", plan.threshold.0),
+        false => "offload nothing".to_owned(),
+    };
     let mut out = vec![
         format!(
-            "optimum  offload uncached prompts over {} tokens; {} local instances prefill, {} decode",
-            plan.threshold.0, plan.split.prefill, plan.split.decode
+            "optimum  {what}; {} local instances prefill, {} decode",
+            plan.split.prefill, plan.split.decode
         ),
         format!(
             "         {:.3} req/s, held by {}; {:.1} % of requests offloaded, {:.0} tokens on average, {:.1} Gbit/s",

@@ -168,10 +168,7 @@ fn a_trace_is_a_workload_with_and_without_caches() {
     let mean = |text: &str| {
         let workload = WorkloadText::parse(text).unwrap().workload(data).unwrap();
         assert!(workload.output_tokens > 100.0);
-        workload
-            .lengths
-            .slice(portolan_base::Tokens(0), portolan_base::Tokens(u32::MAX))
-            .mean
+        workload.lengths.slice(Tokens(0), Tokens(u32::MAX)).mean
     };
     let whole = mean("trace: conversation_trace_1000.jsonl");
     let uncached = mean("{trace: conversation_trace_1000.jsonl, cache: everything}");
@@ -197,6 +194,10 @@ fn a_workload_that_says_too_much_or_too_little_is_refused() {
             "thresholds",
         ),
         (&format!("{{{lengths}, output_token: 9}}"), "output_tokens"),
+        (
+            "{lengths: {mu: 9.9, sigma: 50, shortest: 128, longest: 131072}, output_tokens: 9}",
+            "lengths: a sigma of 50 is wider",
+        ),
         (
             "{lengths: {mu: 9.9, sigma: 0, shortest: 1, longest: 9}, output_tokens: 9}",
             "lengths: mu 9.9",
