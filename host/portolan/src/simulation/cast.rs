@@ -42,7 +42,12 @@ impl Player {
         }
         let path = Path::new(text);
         if path.extension().is_some() || path.components().count() > 1 {
-            return Ok(Self::Component(Box::new(workshop.open(path, None)?)));
+            let file = workshop.open(path, None)?;
+            if file.question == QuestionKind::Invalidation {
+                let problem = format!("{text} answers invalidation, which is not simulated");
+                return Err(LabError::value("--policy", problem));
+            }
+            return Ok(Self::Component(Box::new(file)));
         }
         Err(LabError::value("--policy", unknown(text)))
     }
@@ -114,9 +119,9 @@ pub fn known() -> Vec<&'static str> {
 fn unknown(text: &str) -> String {
     let known = known();
     let closest = super::scenario::closest(text, known.iter().copied());
-    let hint = closest.map_or_else(String::new, |name| format!("; did you mean {name}?"));
+    let hint = closest.map_or_else(String::new, |name| format!(", did you mean {name}?"));
     format!(
-        "no policy is called {text:?}{hint} There are {}, and any component by its path",
+        "no policy is called {text:?}{hint}; there are {}, and any component by its path",
         known.join(", ")
     )
 }

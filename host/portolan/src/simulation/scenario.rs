@@ -156,8 +156,17 @@ impl Stage {
             ..fleet.scenario
         };
         scenario.check()?;
+        let traffic = text.traffic.draw(folder, seed, scenario.block_tokens)?;
+        let last = traffic.iter().map(|request| request.arrival).max();
+        if let Some(last) = last.filter(|last| *last < Moment(0) + scenario.warm_up) {
+            let problem = format!(
+                "the last request comes in after {:.0} s: none would be counted",
+                last.since(Moment(0)).as_secs_f64()
+            );
+            return Err(LabError::value("warm_up_s", problem));
+        }
         Ok(Self {
-            traffic: text.traffic.draw(folder, seed, scenario.block_tokens)?,
+            traffic,
             names: fleet.names,
             scenario,
         })

@@ -4,12 +4,16 @@ use super::scenario::time;
 use crate::lab::LabError;
 use crate::lab::rehearsal::read_trace;
 use portolan_base::{Moment, Tokens};
+use portolan_planner::{LengthsError, TruncatedLogNormal};
 use portolan_sim::{Burst, Prefixes, SimRequest, Surge, Synthetic, Tenant};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// Most requests that are made up.
 const MOST_REQUESTS: usize = 5_000_000;
+
+/// Share of the distribution that lies between the shortest and the longest prompt at least: the draws of one length find it.
+const LEAST_WITHIN: f64 = 0.001;
 
 /// What comes in: a trace, or made-up requests.
 #[derive(Clone, Debug, Deserialize)]
@@ -98,8 +102,15 @@ impl TrafficText {
     /// The requests.
     pub fn draw(&self, folder: &Path, seed: u64, block_tokens: Tokens) -> Result<Vec<SimRequest>, LabError> {
         if let Some(trace) = &self.trace {
-            let made_up = self.rate_rps.is_some() || self.prompt.is_some() || !self.tenants.is_empty();
-            if made_up {
+            let made_up = [
+                self.rate_rps.is_some(),
+                self.prompt.is_some(),
+                self.output_tokens.is_some(),
+                self.burst.is_some(),
+                self.prefixes.is_some(),
+                !self.tenants.is_empty(),
+            ];
+            if made_up.contains(&true) {
                 let problem = "a trace has its own arrivals and lengths; leave out what makes requests up";
                 return Err(LabError::value("traffic.trace", problem));
             }
@@ -122,13 +133,6 @@ impl TrafficText {
         }
         let prompt = self.prompt.ok_or_else(|| missing("prompt"))?;
         let factor = |key: &str, value: f64| positive(&format!("traffic.{key}"), value);
-        let burst = |text: BurstText| {
-            Ok::<_, LabError>(Burst {
-                every: time("traffic.burst.every_s", text.every_s, 1.0)?,
-                lasting: time("traffic.burst.lasting_s", text.lasting_s, 1.0)?,
-                factor: factor("burst.factor", text.factor)?,
-            })
-        };
         Ok(Synthetic {
             requests,
             rate: factor("rate_rps", self.rate_rps.ok_or_else(|| missing("rate_rps"))?)?,
@@ -151,13 +155,54 @@ impl TrafficText {
     }
 }
 
+fn burst(text: BurstText) -> Result<Burst, LabError> {
+    let (every, lasting) = (
+        time("traffic.burst.every_s", text.every_s, 1.0)?,
+        time("traffic.burst.lasting_s", text.lasting_s, 1.0)?,
+    );
+    if lasting >= every {
+        let problem = format!(
+            "{} s of every {} s leave no time between bursts",
+            text.lasting_s, text.every_s
+        );
+        return Err(LabError::value("traffic.burst.lasting_s", problem));
+    }
+    Ok(Burst {
+        every,
+        lasting,
+        factor: positive("traffic.burst.factor", text.factor)?,
+    })
+}
+
+/// The shortest and the longest prompt.
 fn lengths(prompt: PromptText) -> Result<(u32, u32), LabError> {
     let (shortest, longest) = (prompt.shortest_tokens, prompt.longest_tokens);
     if shortest == 0 || shortest > longest || longest > 1 << 24 {
         let problem = format!("from 1 token up to longest_tokens, which is {longest}; at most 16,777,216");
         return Err(LabError::value("traffic.prompt.shortest_tokens", problem));
     }
+    // One length for all needs no distribution.
+    if shortest < longest {
+        enough_within(prompt).map_err(|problem| LabError::value("traffic.prompt.median_tokens", problem))?;
+    }
     Ok((shortest, longest))
+}
+
+/// Lengths outside are drawn again: enough of the distribution has to lie within.
+fn enough_within(prompt: PromptText) -> Result<(), String> {
+    let PromptText {
+        median_tokens: median,
+        sigma,
+        shortest_tokens: shortest,
+        longest_tokens: longest,
+    } = prompt;
+    match TruncatedLogNormal::new(median.ln(), sigma, Tokens(shortest), Tokens(longest)) {
+        Ok(lengths) if lengths.mass() >= LEAST_WITHIN => Ok(()),
+        Ok(_) | Err(LengthsError::Interval { .. }) => Err(format!(
+            "hardly a prompt of a median of {median} tokens and a sigma of {sigma} has {shortest} to {longest} tokens"
+        )),
+        Err(wrong) => Err(wrong.to_string()),
+    }
 }
 
 fn tenant((i, text): (usize, &TenantText)) -> Result<Tenant, LabError> {

@@ -119,15 +119,35 @@ fn mistakes_are_named_with_what_was_meant() {
             "a trace has its own arrivals",
         ),
         ("shortest_tokens: 128", "shortest_tokens: 0", "shortest_tokens"),
+        (
+            "median_tokens: 8000",
+            "median_tokens: 8000000",
+            "traffic.prompt.median_tokens: hardly a prompt",
+        ),
+        (
+            "  requests: 12000\n",
+            "  requests: 12000\n  burst: {every_s: 30, lasting_s: 240, factor: 3}\n",
+            "traffic.burst.lasting_s: 240 s of every 30 s",
+        ),
+        ("warm_up_s: 120", "warm_up_s: 12000000", "none would be counted"),
     ] {
         let said = fails(from, to);
         assert!(said.contains(says), "{to}: {said}");
     }
+    let traced = "{trace: x.jsonl, burst: {every_s: 9, lasting_s: 1, factor: 2}}";
+    let traced: TrafficText = serde_saphyr::from_str(traced).unwrap();
+    let said = traced
+        .draw(Path::new("."), 1, portolan_base::Tokens(64))
+        .unwrap_err();
+    assert!(
+        said.to_string().contains("a trace has its own arrivals"),
+        "{said}"
+    );
     let workshop = Workshop::unhurried().unwrap();
     let stage = Stage::read(&file("steady"), None).unwrap();
     let said = stage
         .play(&["ofload".to_owned()], &workshop)
         .unwrap_err()
         .to_string();
-    assert!(said.contains("did you mean offload?"), "{said}");
+    assert!(said.contains("did you mean offload?; there are"), "{said}");
 }
