@@ -79,12 +79,9 @@ pub enum Command {
         /// The configuration file (YAML).
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// A site that this process runs, instead of those the file names; may be given several times.
-        #[arg(long = "site", value_name = "NAME")]
-        sites: Vec<String>,
-        /// Folder of the store, instead of the file's: for several processes on one machine.
-        #[arg(long, value_name = "DIR")]
-        data_dir: Option<PathBuf>,
+        /// What is particular to this process of all that share the file.
+        #[command(flatten)]
+        here: serve::Here,
     },
     /// Run two sites and show what Portolan does, step by step.
     Demo(DemoArgs),
@@ -476,11 +473,7 @@ fn usage_failure(error: &clap::Error, words: &[OsString]) -> Option<Failure> {
 pub fn run(cli: Cli) -> Result<(), Failure> {
     let json = cli.json;
     match cli.command {
-        Command::Serve {
-            config,
-            sites,
-            data_dir,
-        } => serve::run(&config, &serve::Here { sites, data_dir }, json),
+        Command::Serve { config, here } => serve::run(&config, &here, json),
         Command::Demo(args) => demo::run(&args),
         Command::DemoFleet(args) => demo_fleet::run(&args),
         Command::Nats(NatsCommand::Permissions { config }) => nats::permissions(&config, json),

@@ -2,6 +2,7 @@
 
 use super::ServerArgs;
 use super::output::{Failure, json, line};
+use super::serve::Here;
 use crate::client::{Client, ClientError};
 use crate::config::Config;
 use crate::dr::{self, Backed, DrError, DrillRecord, DrillRules, Existing, Manifest, Target, Verdict};
@@ -47,6 +48,9 @@ pub struct DrArgs {
     /// A folder, or s3://BUCKET/PREFIX; `recovery.target` of the file when left out.
     #[arg(long, value_name = "PLACE")]
     target: Option<String>,
+    /// Which of the processes that share the file: as it was told to `serve`.
+    #[command(flatten)]
+    here: Here,
     /// The running host, asked to copy its store; a host that is down need not be.
     #[command(flatten)]
     server: ServerArgs,
@@ -61,6 +65,9 @@ pub struct DrillArgs {
     /// A folder, or s3://BUCKET/PREFIX; `recovery.target` of the file when left out.
     #[arg(long, value_name = "PLACE")]
     target: Option<String>,
+    /// Which of the processes that share the file: as it was told to `serve`.
+    #[command(flatten)]
+    here: Here,
     /// Where the files go: a folder that is empty or not there, and stays. A temporary one when left out.
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
@@ -84,7 +91,7 @@ pub(super) fn run(command: DrCommand, as_json: bool) -> Result<(), Failure> {
 }
 
 fn manifest(args: &DrArgs, as_json: bool) -> Result<(), Failure> {
-    let config = Config::read(&args.config).map_err(Failure::new)?;
+    let config = args.here.read(&args.config)?;
     let copy = copy_of_store(&config, &args.server)?;
     let manifest = dr::collect(&config, &copy.folder).map_err(Failure::new)?.manifest;
     if as_json {
@@ -120,7 +127,7 @@ struct Said<'a> {
 }
 
 fn backup(args: &DrArgs, trust_existing: bool, as_json: bool) -> Result<(), Failure> {
-    let config = Config::read(&args.config).map_err(Failure::new)?;
+    let config = args.here.read(&args.config)?;
     let target = target_of(args.target.as_ref(), Some(&config))?;
     let copy = copy_of_store(&config, &args.server)?;
     let data_dir = config.data_dir.clone();
@@ -161,7 +168,7 @@ fn said_of_backup(backed: &Backed) -> String {
 }
 
 fn verify(args: &DrArgs, as_json: bool) -> Result<(), Failure> {
-    let config = Config::read(&args.config).map_err(Failure::new)?;
+    let config = args.here.read(&args.config)?;
     let target = target_of(args.target.as_ref(), Some(&config))?;
     let copy = copy_of_store(&config, &args.server)?;
     let manifest = dr::collect(&config, &copy.folder).map_err(Failure::new)?.manifest;
@@ -196,8 +203,11 @@ fn said_of_verdict(verdict: &Verdict) -> Vec<String> {
 }
 
 fn drill(args: &DrillArgs, as_json: bool) -> Result<(), Failure> {
-    let config = args.config.as_ref().map(|file| Config::read(file)).transpose();
-    let config = config.map_err(Failure::new)?;
+    let config = args
+        .config
+        .as_ref()
+        .map(|file| args.here.read(file))
+        .transpose()?;
     let target = target_of(args.target.as_ref(), config.as_ref())?;
     let of_file = config.as_ref().map(|config| config.recovery.drill_target_min);
     let minutes = args.within.or(of_file).unwrap_or(WITHIN_MINUTES);

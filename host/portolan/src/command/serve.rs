@@ -4,6 +4,7 @@ use super::logging::{self, LogFormat};
 use super::output::{self, Failure, line};
 use crate::config::{Config, FleetSecret};
 use crate::host::Host;
+use clap::Args;
 use portolan_base::SiteName;
 use portolan_plugin::Compilation;
 use portolan_ports::{Changer, ConfigOrder};
@@ -18,12 +19,15 @@ const SECRET: &str = "PORTOLAN_FLEET_SECRET";
 /// compilers end with this process.
 const LEFT_OVER: Duration = Duration::from_millis(500);
 
-/// What is particular to this process of all that share the file.
-pub(super) struct Here {
-    /// The sites it runs; none named: those the file names.
-    pub(super) sites: Vec<String>,
-    /// Folder of its store, instead of the file's.
-    pub(super) data_dir: Option<PathBuf>,
+/// What is particular to one process of all that share the file.
+#[derive(Debug, Default, Args)]
+pub struct Here {
+    /// A site that this process runs, instead of those the file names; may be given several times.
+    #[arg(long = "site", value_name = "NAME")]
+    sites: Vec<String>,
+    /// Folder of the store, instead of the file's: for several processes on one machine.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
 }
 
 pub(super) fn run(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
@@ -31,8 +35,9 @@ pub(super) fn run(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
 }
 
 impl Here {
-    /// The file as this process takes it.
-    fn apply(&self, mut config: Config) -> Result<Config, Failure> {
+    /// A file as this process takes it.
+    pub(super) fn read(&self, file: &Path) -> Result<Config, Failure> {
+        let mut config = Config::read(file).map_err(Failure::new)?;
         if let Some(folder) = &self.data_dir {
             config.data_dir.clone_from(folder);
         }
@@ -49,7 +54,7 @@ impl Here {
 }
 
 fn serve(file: &Path, here: &Here, json: bool) -> Result<(), Failure> {
-    let config = here.apply(Config::read(file).map_err(Failure::new)?)?;
+    let config = here.read(file)?;
     let format = if json { LogFormat::Json } else { LogFormat::Text };
     let set_log_level = logging::start(&config.observability.log_level, format)?;
     let compilation = Compilation::child_of_this_program().map_err(Failure::new)?;

@@ -185,8 +185,8 @@ impl Config {
         let Some(nats) = &self.fleet.nats else {
             return Ok(None);
         };
-        let site = self.sites_here().next().map_or("", |site| site.name.as_str());
-        let here = |path: &PathBuf| PathBuf::from(path.to_string_lossy().replace(SITE, site));
+        let site = self.first_here();
+        let here = |path: &PathBuf| self.path_here(path);
         let text = |path: &PathBuf| read(&here(path)).map(|text| text.trim().to_owned());
         let login = match (
             &nats.user,
@@ -212,6 +212,35 @@ impl Config {
             login,
             tls,
         }))
+    }
+
+    /// The files that this process shows who it is with at the NATS servers, and tells who they are, each with its name.
+    pub fn nats_files(&self) -> Vec<(&'static str, PathBuf)> {
+        let Some(nats) = &self.fleet.nats else {
+            return Vec::new();
+        };
+        let tls = nats.tls.clone().unwrap_or_default();
+        let named = [
+            ("password", &nats.password_file),
+            ("token", &nats.token_file),
+            ("credentials", &nats.credentials),
+            ("ca.pem", &tls.ca),
+            ("certificate.pem", &tls.certificate),
+            ("key.pem", &tls.key),
+        ];
+        let named = named.into_iter();
+        named
+            .filter_map(|(name, file)| Some((name, self.path_here(file.as_ref()?))))
+            .collect()
+    }
+
+    fn first_here(&self) -> &str {
+        self.sites_here().next().map_or("", |site| site.name.as_str())
+    }
+
+    /// A path of the file's, for this process.
+    fn path_here(&self, path: &Path) -> PathBuf {
+        PathBuf::from(path.to_string_lossy().replace(SITE, self.first_here()))
     }
 
     /// Servers that keep what must survive.

@@ -8,10 +8,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Where the bytes of an item come from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Bytes {
     /// A file.
     File(PathBuf),
@@ -45,6 +45,7 @@ const BUFFER: usize = 1 << 20;
 pub fn collect(config: &Config, store: &Path) -> Result<Snapshot, DrError> {
     let mut sources = Vec::new();
     host_files(config, &mut sources)?;
+    fleet_files(config, &mut sources)?;
     for model in &config.models {
         let root = match model.path.is_dir() {
             true => model.path.as_path(),
@@ -62,7 +63,14 @@ pub fn collect(config: &Config, store: &Path) -> Result<Snapshot, DrError> {
     recovery_files(config, &mut sources)?;
     store_files(store, &mut sources)?;
     sources.sort_by(|a, b| a.path.cmp(&b.path));
-    sources.dedup_by(|a, b| a.path == b.path);
+    sources.dedup_by(|a, b| a.path == b.path && a.bytes == b.bytes);
+    if let Some(two) = sources.windows(2).find(|two| two[0].path == two[1].path) {
+        let detail = format!("{:?} and {:?} would be one file", two[0].bytes, two[1].bytes);
+        return Err(DrError::lacks(
+            format!("a place of its own in {}", two[0].path),
+            detail,
+        ));
+    }
     read(sources)
 }
 
@@ -100,14 +108,6 @@ fn host_files(config: &Config, sources: &mut Vec<Source>) -> Result<(), DrError>
             });
         }
     }
-    if let Some(file) = &config.fleet.secret_file {
-        needed(file, &|| "the secret of the fleet".to_owned())?;
-        sources.push(Source {
-            path: "fleet/secret".to_owned(),
-            roles: vec![Role::Keys],
-            bytes: Bytes::File(file.clone()),
-        });
-    }
     if let Some(folder) = config.policies_dir.as_ref().filter(|folder| folder.is_dir()) {
         for file in files_below(folder)? {
             let within = file.strip_prefix(folder).unwrap_or(&file).display().to_string();
@@ -117,6 +117,36 @@ fn host_files(config: &Config, sources: &mut Vec<Source>) -> Result<(), DrError>
                 bytes: Bytes::File(file),
             });
         }
+    }
+    Ok(())
+}
+
+/// The fleet's secret, and the login of this process at the NATS servers.
+fn fleet_files(config: &Config, sources: &mut Vec<Source>) -> Result<(), DrError> {
+    let secret = match (&config.fleet.secret, &config.fleet.secret_file) {
+        // What came from the environment goes before the file.
+        (Some(secret), _) => Some(Bytes::Made(hex::encode(secret.bytes()).into_bytes())),
+        (None, Some(file)) => {
+            needed(file, &|| "the secret of the fleet".to_owned())?;
+            Some(Bytes::File(file.clone()))
+        }
+        (None, None) => None,
+    };
+    sources.extend(secret.map(|bytes| Source {
+        path: "fleet/secret".to_owned(),
+        roles: vec![Role::Keys],
+        bytes,
+    }));
+    for (name, file) in config.nats_files() {
+        needed(&file, &|| format!("the {name} for NATS"))?;
+        sources.push(Source {
+            path: format!("fleet/nats/{name}"),
+            roles: vec![match name.strip_suffix(".pem") {
+                Some(_) => Role::Certificates,
+                None => Role::Keys,
+            }],
+            bytes: Bytes::File(file),
+        });
     }
     Ok(())
 }
@@ -142,19 +172,19 @@ fn recovery_files(config: &Config, sources: &mut Vec<Source>) -> Result<(), DrEr
             let detail = format!("name them under recovery.{key} ({example}), or say `[]` if there are none");
             DrError::lacks(format!("{} files", role.as_str().replace('_', " ")), detail)
         })?;
-        for file in named {
+        for (file, name) in named.iter().zip(names_of(named)) {
             needed(file, &|| format!("recovery.{key}"))?;
             sources.push(Source {
-                path: format!("{key}/{}", name_of(file)),
+                path: format!("{key}/{name}"),
                 roles: vec![role],
                 bytes: Bytes::File(file.clone()),
             });
         }
     }
-    for folder in &recovery.adapters {
+    for (folder, name) in recovery.adapters.iter().zip(names_of(&recovery.adapters)) {
         for (file, roles) in family::adapter("recovery.adapters", folder)? {
             sources.push(Source {
-                path: format!("adapters/{}/{}", name_of(folder), name_of(&file)),
+                path: format!("adapters/{name}/{}", name_of(&file)),
                 roles,
                 bytes: Bytes::File(file),
             });
@@ -194,6 +224,22 @@ fn needed(file: &Path, what: &dyn Fn() -> String) -> Result<(), DrError> {
             format!("there is no file {}", file.display()),
         )),
     }
+}
+
+/// What each is called in a backup: as it is called, and where two are called the same, with the folders above.
+fn names_of(paths: &[PathBuf]) -> Vec<String> {
+    let alike = |name: &str| paths.iter().filter(|path| name_of(path) == name).count() > 1;
+    let named = paths.iter().map(|path| match name_of(path) {
+        name if alike(&name) => {
+            let parts = path.components().filter_map(|part| match part {
+                Component::Normal(part) => Some(part.to_string_lossy()),
+                _ => None,
+            });
+            parts.collect::<Vec<_>>().join("/")
+        }
+        name => name,
+    });
+    named.collect()
 }
 
 fn name_of(path: &Path) -> String {

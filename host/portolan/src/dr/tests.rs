@@ -123,6 +123,62 @@ fn in_folder(folder: &TempDir) -> Arc<dyn Target> {
 const HALF_AN_HOUR: Duration = Duration::from_secs(1800);
 
 #[test]
+fn two_files_of_one_name_are_both_backed_up() {
+    let service = Service::new().found();
+    for (folder, text) in [("a", "of a"), ("b", "of b")] {
+        fs::create_dir(service.path(folder)).unwrap();
+        fs::write(service.path(folder).join("compose.yaml"), text).unwrap();
+    }
+    let named = "deployment: [a/compose.yaml, b/compose.yaml, portolan.service, portolan.service]";
+    service.write(&format!("{named}, dependency_locks: []"));
+    let manifest = service.snapshot().unwrap().manifest;
+    let paths = manifest.items.iter().map(|item| item.path.as_str());
+    let deployed: Vec<&str> = paths.filter(|path| path.starts_with("deployment/")).collect();
+    assert_eq!(deployed.len(), 3, "{deployed:?}");
+    for end in ["/a/compose.yaml", "/b/compose.yaml", "/portolan.service"] {
+        assert!(deployed.iter().any(|path| path.ends_with(end)), "{deployed:?}");
+    }
+}
+
+#[test]
+fn the_login_at_the_nats_servers_belongs_to_a_service() {
+    let service = Service::new().found();
+    let mut config = {
+        let text = fs::read_to_string(service.path("portolan.yaml")).unwrap();
+        let nats = "fleet: {secret_file: s, nats: {servers: ['nats://127.0.0.1:4222'], user: a, \
+                    password_file: '{site}.password', tls: {ca: ca.pem}}}\n";
+        fs::write(service.path("portolan.yaml"), text + nats).unwrap();
+        service.config()
+    };
+    let copy = {
+        let store = SledStore::open(&config.data_dir, &OsRandom).unwrap();
+        make_snapshot(&config, &store).unwrap()
+    };
+    for file in ["s", "ca.pem"] {
+        fs::write(service.path(file), "x").unwrap();
+    }
+    let lacks = collect(&config, &copy).unwrap_err().to_string();
+    assert!(
+        lacks.contains("the password for NATS is missing") && lacks.contains("paris.password"),
+        "{lacks}"
+    );
+    fs::write(service.path("paris.password"), "x").unwrap();
+    let paths = |config: &Config| {
+        let items = collect(config, &copy).unwrap().manifest.items;
+        let paths = items.into_iter().map(|item| item.path);
+        paths
+            .filter(|path| path.starts_with("fleet/"))
+            .collect::<Vec<_>>()
+    };
+    let whole = ["fleet/nats/ca.pem", "fleet/nats/password", "fleet/secret"];
+    assert_eq!(paths(&config), whole);
+    // A secret that came from the environment is one, too.
+    config.fleet.secret_file = None;
+    config.fleet.secret = Some(crate::config::FleetSecret::parse(&"0f".repeat(32), "here").unwrap());
+    assert_eq!(paths(&config), whole);
+}
+
+#[test]
 fn a_manifest_names_every_file_with_what_it_is_for() {
     let service = Service::new().found();
     let manifest = service.snapshot().unwrap().manifest;
