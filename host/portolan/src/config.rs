@@ -30,7 +30,7 @@ mod unknown;
 
 pub use book::{fill, tables};
 pub use changing::{ChangingConfig, Takes, takes_of};
-pub use common::{COMMON, common_of, with_common};
+pub use common::{COMMON, tellable_common_of, with_common};
 pub use compression::LinkCompression;
 pub use engine::{EngineKind, HandOverConfig, KvEventsConfig, ServerConfig};
 pub use fleet::{FleetConfig, FleetSecret, NatsSettings, NatsTlsSettings};

@@ -127,6 +127,12 @@ pub enum ConfigRefusal {
         "another site of the fleet changed the configuration a moment ago; look what it says, and ask again"
     )]
     ChangedElsewhere,
+    /// The fleet's newest is not in force at this site yet, and would be passed over.
+    #[error(
+        "this site has not taken over what another site changed, and no other change of what all sites share can be made \
+         here before it has: {0}"
+    )]
+    NotTakenOver(String),
 }
 
 /// Which configuration a site runs.

@@ -148,6 +148,7 @@ fn refused(refusal: ConfigRefusal) -> RequestError {
         ConfigRefusal::Broken(_) => (ErrorKind::Internal, "config_not_changed"),
         ConfigRefusal::NotAcknowledged(_) => (ErrorKind::Unavailable, "fleet_unreachable"),
         ConfigRefusal::ChangedElsewhere => (ErrorKind::Conflict, "changed_elsewhere"),
+        ConfigRefusal::NotTakenOver(_) => (ErrorKind::Conflict, "not_taken_over"),
     };
     RequestError::new(kind, refusal.to_string()).with_code(code)
 }

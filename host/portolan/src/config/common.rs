@@ -4,6 +4,7 @@
 //! that are common; it takes the place of the same keys in another file, and the rest of that file stays as it is.
 
 use super::Config;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ pub const COMMON: [&str; 7] = [
 ];
 
 /// The common keys of a file, each with its lines.
-pub fn common_of(text: &str) -> BTreeMap<String, String> {
+fn common_of(text: &str) -> BTreeMap<String, String> {
     let pieces = pieces(text).into_iter();
     pieces
         .filter_map(|(key, lines)| Some((key?.to_owned(), lines.to_owned())))
@@ -27,25 +28,70 @@ pub fn common_of(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A file with the common keys of another: each in its own place, those that it lacked at its end.
-pub fn with_common(text: &str, common: &BTreeMap<String, String>) -> String {
-    let mut made = String::with_capacity(text.len());
-    let mut put = Vec::new();
-    for (key, lines) in pieces(text) {
-        match key.filter(|key| COMMON.contains(key)) {
-            None => append(&mut made, lines),
-            Some(key) => {
-                put.push(key);
-                append(&mut made, common.get(key).map_or("", String::as_str));
-            }
+/// As [`common_of`], of a file whose common keys another file can take over.
+///
+/// # Errors
+/// Names the key whose lines do not say by themselves what the file says: it begins no line, as in a file of one
+/// `{…}`, or an anchor of YAML reaches into it.
+pub fn tellable_common_of(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let whole = serde_saphyr::from_str::<Value>(text).unwrap_or_default();
+    let common = common_of(text);
+    for key in COMMON {
+        let alone = common
+            .get(key)
+            .map(|lines| serde_saphyr::from_str::<Value>(lines));
+        let alone = alone.and_then(Result::ok);
+        if alone.as_ref().and_then(|alone| alone.get(key)) != whole.get(key) {
+            return Err(exchanged(key));
         }
     }
+    Ok(common)
+}
+
+/// A file with the common keys of another: each in its own place, those that it lacked behind its last key.
+///
+/// # Errors
+/// Names a common key that begins no line of the file, so that nothing can take its place.
+pub fn with_common(text: &str, common: &BTreeMap<String, String>) -> Result<String, String> {
+    let (whole, ours) = (
+        serde_saphyr::from_str::<Value>(text).unwrap_or_default(),
+        common_of(text),
+    );
+    let hidden = |key: &&str| whole.get(*key).is_some() && !ours.contains_key(*key);
+    if let Some(key) = COMMON.iter().find(|key| hidden(key)) {
+        return Err(exchanged(key));
+    }
+    let mut made = String::with_capacity(text.len());
+    let (mut put, mut end) = (Vec::new(), 0);
+    for (key, lines) in pieces(text) {
+        let ours = key.filter(|key| COMMON.contains(key));
+        append(
+            &mut made,
+            match ours {
+                None => lines,
+                Some(key) => common.get(key).map_or("", String::as_str),
+            },
+        );
+        put.extend(ours);
+        if key.is_some() {
+            end = made.len();
+        }
+    }
+    let behind = made.split_off(end);
     for (key, lines) in common {
         if COMMON.contains(&key.as_str()) && !put.contains(&key.as_str()) {
             append(&mut made, lines);
         }
     }
-    made
+    append(&mut made, &behind);
+    Ok(made)
+}
+
+fn exchanged(key: &str) -> String {
+    format!(
+        "{key}: its lines are the same at every site of the fleet and are exchanged as they stand: begin a line with \
+         `{key}:`, and let no anchor of YAML reach into it"
+    )
 }
 
 /// Adds whole lines: the last line of a file may lack its end.
@@ -83,15 +129,16 @@ fn pieces(text: &str) -> Vec<(Option<&str>, &str)> {
     let (mut from, mut key, mut own) = (0, None, 0);
     let mut at = 0;
     for line in text.split_inclusive('\n') {
-        if let Some(next) = key_of(line) {
+        let next = key_of(line);
+        if next.is_some() || ends_document(line) {
             let end = if key.is_some() { own } else { at };
             pieces.push((key, &text[from..end]));
             pieces.push((None, &text[end..at]));
-            (from, key) = (at, Some(next));
+            (from, key) = (at, next);
         }
         at += line.len();
         let says = line.trim();
-        if key_of(line).is_some() || !(says.is_empty() || line.starts_with('#')) {
+        if next.is_some() || !(says.is_empty() || line.starts_with('#')) {
             own = at;
         }
     }
@@ -102,12 +149,20 @@ fn pieces(text: &str) -> Vec<(Option<&str>, &str)> {
     pieces
 }
 
-/// The top-level key that a line begins.
+/// The top-level key that a line begins, quoted or not.
 fn key_of(line: &str) -> Option<&str> {
     let (key, rest) = line.split_once(':')?;
+    let key = key.trim_end();
+    let quoted = |mark| key.strip_prefix(mark)?.strip_suffix(mark);
+    let key = quoted('"').or_else(|| quoted('\'')).unwrap_or(key);
     let is_name = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     let ends = rest.is_empty() || rest.starts_with([' ', '\t', '\n', '\r']);
     (is_name && ends).then_some(key)
+}
+
+/// Whether a line says that no key of the document follows.
+fn ends_document(line: &str) -> bool {
+    line.trim_end() == "..."
 }
 
 #[cfg(test)]
@@ -144,13 +199,18 @@ mod tests {
         );
         assert_eq!(common["tenants"], "tenants:\n- {name: acme, keys: [key-acme]}\n");
         assert_eq!(common["timeouts"], "timeouts: {factor: 5}");
-        assert_eq!(with_common(OURS, &common), OURS, "the same changes nothing");
+        assert_eq!(
+            with_common(OURS, &common).unwrap(),
+            OURS,
+            "the same changes nothing"
+        );
         let first = "timeouts: {factor: 9}\nmodels: []\n";
         assert_eq!(
             with_common(
                 first,
                 &[common.get_key_value("timeouts").unwrap()].map(owned).into()
-            ),
+            )
+            .unwrap(),
             "timeouts: {factor: 5}\nmodels: []\n",
             "what was a file's last line is not another's half"
         );
@@ -159,7 +219,7 @@ mod tests {
     #[test]
     fn what_is_common_takes_its_place_and_the_rest_of_the_file_stays() {
         let theirs = "operator_keys: [{name: alice, key: k}]\nsites: []\nchanging: {keep_versions: 7}\ntenants: # all of them\n  - {name: globex, keys: [g]}\n";
-        let made = with_common(OURS, &common_of(theirs));
+        let made = with_common(OURS, &common_of(theirs)).unwrap();
         assert_eq!(
             made,
             "# Paris\ndata_dir: data\noperator_keys: [{name: alice, key: k}]\nmodels: []\n\n# Who may ask.\ntenants: # all of them\n  - {name: globex, keys: [g]}\n\n\
@@ -174,5 +234,47 @@ mod tests {
         let same = "data_dir: elsewhere\nmodels: []\nchanging:\n  keep_versions: 7\noperator_keys:\n- name: alice\n  key: k\ntenants:\n- name: globex\n  keys: ['g']\n\
                     sites: [{name: tokyo, jurisdiction: jp, listen: '127.0.0.1:2', instances: []}]\n";
         assert_eq!(read(same).common_digest(), made.common_digest());
+    }
+
+    #[test]
+    fn keys_are_found_however_they_are_written() {
+        let theirs = common_of("tenants: [{name: globex, keys: [g]}]\nretries: {percent: 5}\n");
+        let made = with_common(
+            "---\n\"tenants\":\n- name: acme\n# end\n'timeouts': {}\nmodels : []\n# last\n...\n",
+            &theirs,
+        )
+        .unwrap();
+        assert_eq!(
+            made,
+            "---\ntenants: [{name: globex, keys: [g]}]\n# end\nmodels : []\nretries: {percent: 5}\n# last\n...\n"
+        );
+        for text in [
+            OURS,
+            "\"retries\": {percent: 5}\r\n...\r\n",
+            "operator_keys: &k [a]\n",
+        ] {
+            assert_eq!(tellable_common_of(text), Ok(common_of(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_lines_alone_do_not_say_is_not_told() {
+        for (text, key) in [
+            ("{data_dir: data, tenants: [{name: acme, keys: [k]}]}", "tenants"),
+            (
+                "user_classes: &all [gold]\nexact_kv_classes: *all\n",
+                "exact_kv_classes",
+            ),
+            ("? retries\n: {percent: 5}\n", "retries"),
+        ] {
+            let said = tellable_common_of(text).unwrap_err();
+            assert!(said.starts_with(&format!("{key}: ")), "{said}");
+            // An anchor is no matter where the key's own lines go.
+            assert_eq!(
+                with_common(text, &BTreeMap::new()).is_ok(),
+                text.contains('&'),
+                "{text}"
+            );
+        }
     }
 }

@@ -168,7 +168,11 @@ impl LiveConfig {
             ConfigOrder::Reload => {
                 let text = std::fs::read_to_string(file)
                     .map_err(|error| ConfigRefusal::Bad(format!("{}: {error}", file.display())))?;
-                self.bring(text, by)
+                let done = self.bring(text.clone(), by)?;
+                if done.outcome == ConfigOutcome::Unchanged {
+                    self.adopt(&text)?;
+                }
+                Ok(done)
             }
             ConfigOrder::Rollback(version, edits) => {
                 let text = self.versions.earlier(version)?.text;
@@ -183,6 +187,13 @@ impl LiveConfig {
                 self.done(ConfigOutcome::Rejected, waiting.changes)
             }
         }
+    }
+
+    /// What says the same in other words, with other comments: what is written into the file from here on goes into that.
+    fn adopt(&self, text: &str) -> Result<(), ConfigRefusal> {
+        let (same, _) = self.weigh(&self.config(), text)?;
+        lock(&self.state).config = Arc::new(same);
+        Ok(())
     }
 
     /// Puts a text into force, or has it wait for a second operator.
@@ -257,7 +268,7 @@ impl LiveConfig {
         };
         let now = self.config();
         let (next, changes) = self.weigh(&now, &waiting.text)?;
-        self.set_edits_aside(&now, &waiting.text);
+        self.set_edits_aside(&now, &waiting.text)?;
         let done = self.put_into_force_everywhere((next, &waiting.text), &changes, &by)?;
         // It is in force: what is left of it in the file follows an earlier version, and counts no more.
         if let Err(error) = self.set_waiting(None) {

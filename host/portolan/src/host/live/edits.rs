@@ -2,6 +2,7 @@
 
 use super::{Config, LiveConfig, lines};
 use portolan_ports::{ConfigRefusal, Edits};
+use std::path::PathBuf;
 
 impl LiveConfig {
     /// Refuses to overwrite edits, or sets them aside where that was asked for. `text` is what the file is to hold.
@@ -10,8 +11,7 @@ impl LiveConfig {
             return Ok(());
         };
         if edits == Edits::Overwrite {
-            self.set_edits_aside(now, text);
-            return Ok(());
+            return self.set_edits_aside(now, text);
         }
         let file = self.file.clone().unwrap_or_default();
         let said = match Config::of_file(&file, there) {
@@ -25,14 +25,24 @@ impl LiveConfig {
     }
 
     /// The file is about to be written: what an operator is writing there is kept beside it.
-    pub(super) fn set_edits_aside(&self, now: &Config, text: &str) {
+    ///
+    /// # Errors
+    /// When it cannot be kept; then the file is not to be written.
+    pub(super) fn set_edits_aside(&self, now: &Config, text: &str) -> Result<(), ConfigRefusal> {
         let (Some(file), Some(there)) = (&self.file, self.edited(now, text)) else {
-            return;
+            return Ok(());
         };
         let mut beside = file.clone().into_os_string();
         beside.push(".edited");
-        let kept = super::versions::write_whole(beside.as_ref(), there.as_bytes(), 0o600);
-        tracing::warn!(path = ?beside, ok = kept.is_ok(), "the file had been edited when another change was written into it; the edited text lies beside it");
+        let beside = PathBuf::from(beside);
+        super::versions::write_whole(&beside, there.as_bytes(), 0o600).map_err(|error| {
+            let beside = beside.display();
+            ConfigRefusal::Broken(format!(
+                "the file was edited, and what it says cannot be kept as {beside}: {error}"
+            ))
+        })?;
+        tracing::warn!(beside = %beside.display(), "the file was edited and another change is written into it; the edited text lies beside it");
+        Ok(())
     }
 
     /// What the file holds where that is neither in force nor what it is to hold.

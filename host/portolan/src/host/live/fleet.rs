@@ -2,7 +2,7 @@
 //! or not at all.
 
 use super::{Change, Config, LiveConfig, lock};
-use crate::config::{common_of, with_common};
+use crate::config::{tellable_common_of, with_common};
 use portolan_base::SiteName;
 use portolan_ports::{
     Changer, ConfigRefusal, FleetConfiguration, FleetVersion, SharedConfig, SharedConfiguration,
@@ -20,6 +20,15 @@ pub(super) struct Followed {
     digest: String,
 }
 
+/// One that was not taken over.
+#[derive(Clone, Debug)]
+struct Refused {
+    version: FleetVersion,
+    /// What it says.
+    digest: String,
+    why: String,
+}
+
 /// What this process knows of the fleet's configuration.
 pub(super) struct Fleet {
     file: PathBuf,
@@ -27,8 +36,8 @@ pub(super) struct Fleet {
     all: Vec<SiteName>,
     shared: OnceLock<Arc<dyn SharedConfiguration>>,
     followed: Mutex<Followed>,
-    /// The newest that was not taken over, and why.
-    refused: Mutex<Option<(FleetVersion, String)>>,
+    /// The newest that was not taken over.
+    refused: Mutex<Option<Refused>>,
     others: Mutex<BTreeMap<SiteName, SiteRuns>>,
 }
 
@@ -59,6 +68,19 @@ impl Fleet {
         }
         *lock(&self.refused) = None;
         *lock(&self.followed) = followed;
+    }
+}
+
+impl Refused {
+    /// A file that says the same by an operator's hand takes it over; any other would pass over what the fleet was told.
+    fn mended_by(self, digest: String) -> Result<Followed, ConfigRefusal> {
+        if digest != self.digest {
+            return Err(ConfigRefusal::NotTakenOver(self.why));
+        }
+        Ok(Followed {
+            version: self.version,
+            digest,
+        })
     }
 }
 
@@ -98,8 +120,11 @@ impl LiveConfig {
         if digest == self.config().common_digest() {
             return Ok(None);
         }
+        if let Some(refused) = lock(&self.fleet.refused).clone() {
+            return refused.mended_by(digest).map(Some);
+        }
         let told = SharedConfig {
-            sections: common_of(text),
+            sections: tellable_common_of(text).map_err(ConfigRefusal::Bad)?,
             digest: digest.clone(),
             from: from.clone(),
             actor: by.actor.clone(),
@@ -127,7 +152,13 @@ impl LiveConfig {
                 version,
                 digest: told.digest.clone(),
             }),
-            Err(why) => *lock(&self.fleet.refused) = Some((version, why.to_string())),
+            Err(why) => {
+                *lock(&self.fleet.refused) = Some(Refused {
+                    version,
+                    digest: told.digest.clone(),
+                    why: why.to_string(),
+                });
+            }
         }
         taken
     }
@@ -141,19 +172,23 @@ impl LiveConfig {
         let text = text.ok_or_else(|| {
             ConfigRefusal::Missing("this host was started without a configuration file".to_owned())
         })?;
-        let text = with_common(text, &told.sections);
+        let text = with_common(text, &told.sections).map_err(|why| {
+            ConfigRefusal::Bad(format!(
+                "this site's file has to be mended and reloaded first: {why}"
+            ))
+        })?;
         let (next, changes) = self.weigh(&now, &text)?;
         if next.common_digest() != told.digest {
             let text = "what another site told says something else in this site's file";
             return Err(ConfigRefusal::Bad(text.to_owned()));
         }
-        self.set_edits_aside(&now, &text);
         let by = Changer {
             actor: format!("{} at {}", told.actor, told.from),
             holder: None,
             reason: told.reason.clone(),
         };
         let ready = self.prepare((next, &text), &changes, &by)?;
+        self.set_edits_aside(&now, &text)?;
         self.put_into_force(ready, &by).map(|_| true)
     }
 
@@ -164,7 +199,9 @@ impl LiveConfig {
             fleet: followed.version,
             version: self.versions.newest().unwrap_or(0),
             differs: followed.version.number > 0 && followed.digest != self.config().common_digest(),
-            refused: lock(&self.fleet.refused).clone(),
+            refused: lock(&self.fleet.refused)
+                .as_ref()
+                .map(|refused| (refused.version, refused.why.clone())),
         }
     }
 
@@ -203,3 +240,6 @@ impl LiveConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

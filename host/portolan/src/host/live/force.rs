@@ -90,9 +90,12 @@ impl LiveConfig {
         for gateway in sites.iter().filter_map(|site| site.gateway.upgrade()) {
             gateway.apply(live_of(next));
         }
-        for (link, was) in next.links_in_use().iter().zip(before.links_in_use()) {
+        for link in next.links_in_use() {
             let from = sites.iter().find(|site| site.name == link.from);
-            if link.budget_mbps != was.budget_mbps
+            // They may stand in another order.
+            let mut before = before.links_in_use().iter();
+            let was = before.find(|was| (&was.from, &was.to) == (&link.from, &link.to));
+            if was.is_some_and(|was| link.budget_mbps != was.budget_mbps)
                 && let Some(transport) = from.and_then(|site| site.transport.upgrade())
             {
                 transport.admit(link.to.clone(), link.egress());

@@ -167,6 +167,8 @@ pub(super) struct StagedVersion {
 /// The text that the operator's file is to hold, beside it; none where it holds it already, or there is no file.
 pub(super) fn stage_file(file: Option<&Path>, text: &str) -> io::Result<Option<Staged>> {
     let Some(file) = file else { return Ok(None) };
+    // A link stays one: what it leads to is written.
+    let file = &std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     if std::fs::read_to_string(file).is_ok_and(|there| there == text) {
         return Ok(None);
     }
