@@ -1,8 +1,8 @@
 //! A connection to the server: login, encryption, reconnecting.
 
 use super::counters::Counters;
-use async_nats::{Client, ConnectOptions, ServerAddr};
-use std::path::PathBuf;
+use async_nats::{Auth, AuthError, Client, ConnectOptions, ServerAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +26,9 @@ pub struct NatsConfig {
     pub tls: Option<NatsTls>,
 }
 
-/// Who a process is to the server.
-#[derive(Clone, Default)]
+/// Who a process is to the server. Passwords and tokens are read anew for each connection: one that was changed at the
+/// servers is changed here without a restart.
+#[derive(Clone, Debug, Default)]
 pub enum NatsLogin {
     /// Nobody in particular, or whom its certificate names.
     #[default]
@@ -36,24 +37,13 @@ pub enum NatsLogin {
     Password {
         /// Its name.
         user: String,
-        /// Its password.
-        password: String,
+        /// The file of its password.
+        file: PathBuf,
     },
-    /// A token.
-    Token(String),
-    /// A file of user JWT and seed.
+    /// The file of a token.
+    Token(PathBuf),
+    /// A file of user JWT and seed, read once.
     Credentials(PathBuf),
-}
-
-impl std::fmt::Debug for NatsLogin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::None => f.write_str("None"),
-            Self::Password { user, .. } => write!(f, "Password({user}, ..)"),
-            Self::Token(_) => f.write_str("Token(..)"),
-            Self::Credentials(path) => write!(f, "Credentials({})", path.display()),
-        }
-    }
 }
 
 /// PEM files.
@@ -104,7 +94,8 @@ pub(super) async fn connect(
         .map(|s| address(s))
         .collect::<Result<_, _>>()?;
     let counted = Arc::clone(counters);
-    let options = ConnectOptions::new()
+    let options = logged_in(&config.login)
+        .await?
         .name("portolan")
         .custom_inbox_prefix(inbox)
         .no_echo()
@@ -115,8 +106,7 @@ pub(super) async fn connect(
             counted.event(&event);
             std::future::ready(())
         });
-    let options = encrypted(log_in(options, &config.login).await?, config.tls.as_ref());
-    let connected = options.connect(servers).await;
+    let connected = encrypted(options, config.tls.as_ref()).connect(servers).await;
     connected.map_err(|error| NatsError::Connect(error.to_string()))
 }
 
@@ -127,19 +117,47 @@ fn address(text: &str) -> Result<ServerAddr, NatsError> {
     })
 }
 
-async fn log_in(options: ConnectOptions, login: &NatsLogin) -> Result<ConnectOptions, NatsError> {
-    Ok(match login {
-        NatsLogin::None => options,
-        NatsLogin::Password { user, password } => options.user_and_password(user.clone(), password.clone()),
-        NatsLogin::Token(token) => options.token(token.clone()),
+async fn logged_in(login: &NatsLogin) -> Result<ConnectOptions, NatsError> {
+    let unusable = |file: &Path| {
+        let file = file.to_owned();
+        |source| NatsError::Credentials { file, source }
+    };
+    Ok(match login.clone() {
+        NatsLogin::None => ConnectOptions::new(),
+        NatsLogin::Password { user, file } => {
+            word(&file).map_err(unusable(&file))?;
+            asked_anew(file, move |password| {
+                let mut auth = Auth::new();
+                (auth.username, auth.password) = (Some(user.clone()), Some(password));
+                auth
+            })
+        }
+        NatsLogin::Token(file) => {
+            word(&file).map_err(unusable(&file))?;
+            asked_anew(file, |token| {
+                let mut auth = Auth::new();
+                auth.token = Some(token);
+                auth
+            })
+        }
         NatsLogin::Credentials(file) => {
-            let read = options.credentials_file(file).await;
-            read.map_err(|source| NatsError::Credentials {
-                file: file.clone(),
-                source,
-            })?
+            let read = ConnectOptions::new().credentials_file(&file).await;
+            read.map_err(unusable(&file))?
         }
     })
+}
+
+/// Logs in with the word that a file holds when a connection is made.
+fn asked_anew(file: PathBuf, login: impl Fn(String) -> Auth + Send + Sync + 'static) -> ConnectOptions {
+    ConnectOptions::with_auth_callback(move |_| {
+        let read = word(&file).map_err(|error| AuthError::new(format!("{}: {error}", file.display())));
+        std::future::ready(read.map(&login))
+    })
+}
+
+/// The one word of a file. A file of some bytes: reading it holds nothing up.
+fn word(file: &Path) -> std::io::Result<String> {
+    std::fs::read_to_string(file).map(|text| text.trim().to_owned())
 }
 
 fn encrypted(options: ConnectOptions, tls: Option<&NatsTls>) -> ConnectOptions {

@@ -3,6 +3,7 @@
 use async_nats::Event;
 use portolan_ports::{Reading, Sample};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Refused messages between two log lines about them: whoever has a login could fill the log.
 const EVERY: u64 = 1000;
@@ -17,6 +18,8 @@ pub(super) struct Counters {
     dropped: AtomicU64,
     refused: AtomicU64,
     overrun: AtomicU64,
+    /// What was said last of a connection that is not made.
+    trouble: Mutex<String>,
 }
 
 impl Counters {
@@ -46,6 +49,7 @@ impl Counters {
     pub(super) fn event(&self, event: &Event) {
         match event {
             Event::Connected => {
+                self.trouble(String::new());
                 self.connected.store(true, Ordering::Relaxed);
                 self.connections.fetch_add(1, Ordering::Relaxed);
                 tracing::info!("the bus is connected");
@@ -59,10 +63,24 @@ impl Counters {
                 self.overrun.fetch_add(1, Ordering::Relaxed);
             }
             Event::ServerError(_) | Event::ClientError(_) => {
-                tracing::warn!(what = %event, "the bus reports trouble");
+                let what = event.to_string();
+                if self.trouble(what.clone()) {
+                    tracing::warn!(
+                        what,
+                        "the bus reports trouble; it is tried again, and the same is not said again"
+                    );
+                }
             }
             Event::LameDuckMode | Event::Draining | Event::Closed => tracing::info!(what = %event, "the bus"),
         }
+    }
+
+    /// Whether this is not what was said last: a server that is away is tried every second, for hours.
+    fn trouble(&self, what: String) -> bool {
+        let mut said = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = *said != what;
+        *said = what;
+        new
     }
 
     pub(super) fn samples(&self) -> Vec<Sample> {
@@ -102,5 +120,22 @@ impl Counters {
                 &self.overrun,
             ),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_trouble_is_said_once_until_there_was_a_connection() {
+        let counters = Counters::default();
+        let said = |what: &str| counters.trouble(what.to_owned());
+        assert_eq!(
+            ["IO", "IO", "login", "login"].map(said),
+            [true, false, true, false]
+        );
+        counters.event(&Event::Connected);
+        assert!(counters.is_connected() && said("login"));
     }
 }

@@ -187,12 +187,17 @@ async fn a_server_with_permissions_by_site_and_jurisdiction_lets_nobody_read_or_
     else {
         return;
     };
-    let log_in = |site: &str, password: &str| NatsConfig {
-        login: NatsLogin::Password {
-            user: site.to_owned(),
-            password: password.to_owned(),
-        },
-        ..config(&server)
+    let passwords = tempfile::tempdir().unwrap();
+    let log_in = |site: &str, password: &str| {
+        let file = passwords.path().join(site);
+        std::fs::write(&file, password).unwrap();
+        NatsConfig {
+            login: NatsLogin::Password {
+                user: site.to_owned(),
+                file,
+            },
+            ..config(&server)
+        }
     };
     let as_itself = |site: &'static str| {
         let config = log_in(site, &format!("pw-{site}"));
@@ -312,16 +317,29 @@ async fn under_tls_both_ends_prove_themselves() {
     }
 }
 
-#[test]
-fn a_login_shows_no_secret() {
-    let login = NatsLogin::Password {
-        user: "paris".to_owned(),
-        password: "geheim".to_owned(),
+#[tokio::test]
+async fn a_password_that_was_changed_is_read_again() {
+    let users = "authorization: {users: [{user: paris, password: pw-new}]}";
+    let Some(Line::Nats(server, _folder)) = Line::nats_with(users) else {
+        return;
     };
-    assert_eq!(
-        format!("{login:?} {:?}", NatsLogin::Token("geheim".to_owned())),
-        "Password(paris, ..) Token(..)"
-    );
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("paris.password");
+    std::fs::write(&file, "pw-old\n").unwrap();
+    let login = NatsConfig {
+        login: NatsLogin::Password {
+            user: "paris".to_owned(),
+            file: file.clone(),
+        },
+        ..config(&server)
+    };
+    let paris = NatsBus::connect(&login, &topology(), &[name("paris")], &SECRET)
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!paris.is_connected(), "the old password lets nobody in");
+    std::fs::write(&file, "pw-new\n").unwrap();
+    wait("the new one does", || paris.is_connected()).await;
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ pub(super) fn start(level: &str, format: LogFormat) -> Result<SetLogLevel, Failu
                 "RUST_LOG: {wanted:?} cannot be read: {e}; try RUST_LOG=info"
             ))
         })?,
-        Err(_) => EnvFilter::new(level),
+        Err(_) => EnvFilter::new(of_program(level)),
     };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -48,9 +48,18 @@ pub(super) fn start(level: &str, format: LogFormat) -> Result<SetLogLevel, Failu
     })
 }
 
+/// Lines of the configuration's level, without those of the NATS client: what it says each second of a server that is away
+/// the host says once.
+fn of_program(level: &str) -> String {
+    match level.contains("async_nats") {
+        true => level.to_owned(),
+        false => format!("{level},async_nats=off"),
+    }
+}
+
 /// Changes which lines are written, unless `RUST_LOG` fixed that for the life of the process.
 fn level_setter(fixed: bool, set: impl Fn(EnvFilter) + Send + Sync + 'static) -> SetLogLevel {
-    Box::new(move |level| match EnvFilter::try_new(level) {
+    Box::new(move |level| match EnvFilter::try_new(of_program(level)) {
         Ok(filter) if !fixed => set(filter),
         Ok(_) => tracing::warn!(
             level,
@@ -58,4 +67,16 @@ fn level_setter(fixed: bool, set: impl Fn(EnvFilter) + Send + Sync + 'static) ->
         ),
         Err(error) => tracing::warn!(level, %error, "the log level cannot be read"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nats_client_is_heard_where_it_is_named() {
+        assert_eq!(of_program("info"), "info,async_nats=off");
+        assert_eq!(of_program("warn,async_nats=debug"), "warn,async_nats=debug");
+        assert!(EnvFilter::try_new(of_program("warn,portolan_gateway=debug")).is_ok());
+    }
 }

@@ -187,7 +187,8 @@ impl Config {
         };
         let site = self.first_here();
         let here = |path: &PathBuf| self.path_here(path);
-        let text = |path: &PathBuf| read(&here(path)).map(|text| text.trim().to_owned());
+        // What cannot be read is said before anything is connected.
+        let readable = |path: &PathBuf| read(&here(path)).map(|_| here(path));
         let login = match (
             &nats.user,
             &nats.password_file,
@@ -196,9 +197,9 @@ impl Config {
         ) {
             (Some(user), Some(password), _, _) => NatsLogin::Password {
                 user: user.replace(SITE, site),
-                password: text(password)?,
+                file: readable(password)?,
             },
-            (_, _, Some(token), _) => NatsLogin::Token(text(token)?),
+            (_, _, Some(token), _) => NatsLogin::Token(readable(token)?),
             (_, _, _, Some(file)) => NatsLogin::Credentials(here(file)),
             _ => NatsLogin::None,
         };

@@ -101,10 +101,11 @@ fn one_file_serves_every_process() {
     );
     let mut config = Config::parse(&text).unwrap();
     config.resolve_paths(folder.path());
-    let NatsLogin::Password { user, password } = config.bus().unwrap().unwrap().login else {
+    let NatsLogin::Password { user, file } = config.bus().unwrap().unwrap().login else {
         panic!("a user");
     };
-    assert_eq!((user.as_str(), password.as_str()), ("site-paris", "geheim"));
+    assert_eq!(user, "site-paris");
+    assert_eq!(file, folder.path().join("paris.password"));
     let other = config.running(vec![site("virginia")]).unwrap();
     let error = other.bus().unwrap_err().to_string();
     assert!(error.contains("virginia.password"), "{error}");
