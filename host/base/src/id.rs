@@ -26,7 +26,13 @@ impl fmt::Display for NameError {
             Self::TooLong(n) => write!(f, "the name has {n} bytes, at most {NAME_MAX_BYTES} are allowed"),
             Self::Character(c) => write!(
                 f,
-                "the name holds {c:?}; use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit"
+                "the name {} {c:?}; use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit",
+                // These may stand anywhere else.
+                if matches!(c, '-' | '_' | '.') {
+                    "begins with"
+                } else {
+                    "holds"
+                }
             ),
         }
     }

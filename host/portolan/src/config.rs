@@ -27,6 +27,7 @@ mod transfer;
 mod tree;
 mod trust;
 mod unknown;
+mod wording;
 
 pub use book::{fill, tables};
 pub use changing::{ChangingConfig, Takes, takes_of};
@@ -409,11 +410,14 @@ impl Config {
                     "the tenant stands there twice; write its keys and everything else in one place";
                 return Err(ConfigError::value(key("name"), problem));
             }
-            if tenant.keys.iter().any(|k| k.is_empty() || !keys.insert(k)) {
-                return Err(ConfigError::value(
-                    key("keys"),
-                    "a key is empty, or lets someone else in as well",
-                ));
+            for (i, own) in tenant.keys.iter().enumerate() {
+                let problem = match own.as_str() {
+                    "" => "a key is empty",
+                    own if tenant.keys[..i].iter().any(|known| known == own) => "a key stands there twice",
+                    own if !keys.insert(own) => "a key lets someone else in as well",
+                    _ => continue,
+                };
+                return Err(ConfigError::value(key("keys"), problem));
             }
             if !tenant.jurisdiction.is_empty() && names.jurisdiction(&tenant.jurisdiction).is_none() {
                 let problem = format!(

@@ -150,7 +150,7 @@ fn pieces(text: &str) -> Vec<(Option<&str>, &str)> {
 }
 
 /// The top-level key that a line begins, quoted or not.
-fn key_of(line: &str) -> Option<&str> {
+pub(super) fn key_of(line: &str) -> Option<&str> {
     let (key, rest) = line.split_once(':')?;
     let key = key.trim_end();
     let quoted = |mark| key.strip_prefix(mark)?.strip_suffix(mark);

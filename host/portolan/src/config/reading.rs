@@ -1,6 +1,7 @@
 //! Reads the file: YAML, shorthands written out, checked; and says where it is wrong.
 
 use super::unknown::{UnknownKey, unknown_keys};
+use super::wording::said_of;
 use super::{Config, ConfigError, Source, engine, pool};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,7 @@ impl Config {
         config.check_shorthands()?;
         if config.has_shorthands() {
             let document = serde_saphyr::from_str::<Value>(text);
-            let mut document = document.map_err(|e| parse(e.to_string()))?;
+            let mut document = document.map_err(|e| parse(said_of(text, &e)))?;
             pool::write_out(&mut document);
             config = serde_json::from_value(document).map_err(|e| parse(e.to_string()))?;
         }
@@ -89,7 +90,7 @@ fn explain(text: &str, error: &serde_saphyr::Error) -> String {
     let document = serde_saphyr::from_str::<Value>(text).unwrap_or_default();
     let unknown = unknown_keys(&document);
     if unknown.is_empty() {
-        return error.to_string();
+        return said_of(text, error);
     }
     // The parser stops at the first one, and knows the line.
     let at = error.location();

@@ -71,7 +71,7 @@ async fn adopt(desk: &Arc<PolicyDesk>, state: SharedSlot) -> Adopted {
     match tokio::task::spawn_blocking(move || desk.adopt(state)).await {
         Ok(Ok(false)) => Adopted::Done,
         Ok(Ok(true)) => {
-            tracing::info!(%scope, %question, actor, "a change of another process is in force here");
+            tracing::info!(%scope, %question, actor, "a change that the fleet was told of is in force here");
             Adopted::Done
         }
         Ok(Err(error)) => {
