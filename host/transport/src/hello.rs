@@ -20,6 +20,10 @@ pub(crate) enum HelloError {
     Preface,
     #[error("the other side does not know the cluster secret")]
     Proof,
+    #[error(
+        "the other site hung up when it saw this one's proof: most likely it has another secret (`fleet.secret_file`)"
+    )]
+    HungUp,
     #[error("site {0} answered")]
     WrongSite(SiteName),
     #[error("refused: {0}")]
@@ -149,7 +153,8 @@ pub(crate) async fn accept(
         Frame::ListenerHello(mine, proof).encode(),
     )
     .await?;
-    let Frame::DialerProof(proof) = halves.0.frame(Stage::Hello).await?.0 else {
+    let answer = halves.0.frame(Stage::Hello).await.map_err(hung_up)?;
+    let Frame::DialerProof(proof) = answer.0 else {
         return Err(LaneError::Protocol("no dialer proof").into());
     };
     if !same(proof, me.secret.prove(b"dialer", &transcript)) {
@@ -163,7 +168,58 @@ pub(crate) async fn accept(
     Ok((halves, theirs))
 }
 
+/// A dialer that does not find its secret in the listener's proof says nothing more.
+fn hung_up(error: LaneError) -> HelloError {
+    match error {
+        LaneError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => HelloError::HungUp,
+        other => other.into(),
+    }
+}
+
 /// Opens or refuses a proven lane.
 pub(crate) async fn welcome(halves: &mut Halves, welcome: Welcome) -> Result<(), HelloError> {
     send(halves, Frame::Welcome(welcome)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    struct Noughts;
+
+    impl Random for Noughts {
+        fn next_u64(&self) -> u64 {
+            0
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dialer_that_hangs_up_on_the_proof_is_told_from_a_broken_line() {
+        let site = SiteName::new("paris").unwrap();
+        let me = Identity {
+            site: &site,
+            secret: &ClusterSecret::derive("open sesame"),
+            chunk: 1,
+            random: &Noughts,
+        };
+        let (ours, mut theirs) = duplex(1 << 12);
+        let hello = Frame::DialerHello(DialerHello {
+            from: SiteName::new("tokyo").unwrap(),
+            to: site.clone(),
+            session: 1,
+            nonce: [0; 32],
+            chunk: 1,
+        });
+        let dialer = async move {
+            theirs
+                .write_all(&[&PREFACE[..], &hello.encode()].concat())
+                .await
+                .unwrap();
+            // More than half of the answer, which has a nonce and a proof of 32 bytes each.
+            theirs.read_exact(&mut [0; PREFACE.len() + 40]).await.unwrap();
+        };
+        let (accepted, ()) = tokio::join!(accept(Box::new(ours), &me), dialer);
+        assert!(matches!(accepted, Err(HelloError::HungUp)));
+    }
 }

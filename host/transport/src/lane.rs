@@ -125,7 +125,11 @@ fn fault(error: &HelloError) -> Fault {
     let firm = match error {
         HelloError::Lane(LaneError::Io(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
         HelloError::Lane(_) => false,
-        HelloError::Preface | HelloError::Proof | HelloError::WrongSite(_) | HelloError::Refused(_) => true,
+        HelloError::Preface
+        | HelloError::Proof
+        | HelloError::HungUp
+        | HelloError::WrongSite(_)
+        | HelloError::Refused(_) => true,
     };
     Fault {
         detail: error.to_string(),

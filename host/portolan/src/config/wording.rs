@@ -99,11 +99,7 @@ mod tests {
                 "in `tenants`, a text is expected here",
             ),
             ("tenants: [", "---\ntenants: [", "a second document begins here"),
-            (
-                "models: []\n",
-                "",
-                "column 1: the key `models` is missing",
-            ),
+            ("models: []\n", "", "column 1: the key `models` is missing"),
             ("'127.0.0.1:1'", "key-secret", "in `sites`, "),
             ("name: acme", "name: _acme", "the name begins with '_'"),
         ] {

@@ -52,6 +52,9 @@ fn said_of_requests(body: &Value) -> Vec<String> {
     let requests = body["data"].as_array().into_iter().flatten();
     let next = body["next"].as_u64();
     let next = next.map(|next| format!("there are older ones: --before {next}"));
+    if requests.clone().next().is_none() && next.is_none() {
+        return vec!["this site remembers no such request".to_owned()];
+    }
     requests
         .map(|request| {
             let ttft = request["ttft_ms"].as_f64();
@@ -82,5 +85,13 @@ mod tests {
         assert_eq!(last.len(), 1, "{last:?}");
         let more = said_of_requests(&json!({"data": [request], "next": 7}));
         assert_eq!(more[1], "there are older ones: --before 7");
+    }
+
+    #[test]
+    fn a_list_without_a_request_says_so() {
+        assert_eq!(
+            said_of_requests(&json!({"data": []})),
+            ["this site remembers no such request"]
+        );
     }
 }
