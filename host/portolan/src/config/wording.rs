@@ -4,18 +4,33 @@
 use super::common::key_of;
 use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 
-/// Line, column, the top-level key that the line belongs to, and what is wrong there.
+/// Line, column, the keys that the value there belongs to, as far as they are seen, and what is wrong.
 pub(super) fn said_of(text: &str, error: &Error) -> String {
     let wrong = what(error.without_snippet());
     let Some(at) = error.location() else {
         return wrong;
     };
     let (line, column) = (at.line(), at.column());
-    // A key at the beginning of a line is in no other.
-    let above = text.lines().take(usize::try_from(line).unwrap_or(usize::MAX));
-    let within = above.filter_map(key_of).last().filter(|_| column > 1);
-    let within = within.map_or_else(String::new, |key| format!("in `{key}`, "));
-    format!("line {line}, column {column}: {within}{wrong}")
+    let place = format!("line {line}, column {column}");
+    let above = || text.lines().take(usize::try_from(line).unwrap_or(usize::MAX));
+    // What begins a line is in no key.
+    let Some(top) = above().filter_map(key_of).last().filter(|_| column > 1) else {
+        return format!("{place}: {wrong}");
+    };
+    let column = usize::try_from(column).unwrap_or(usize::MAX);
+    match above().last().and_then(|line| key_before(line, column)) {
+        Some(key) if key != top => format!("{place}: `{top}`, `{key}`: {wrong}"),
+        _ => format!("{place}: `{top}`: {wrong}"),
+    }
+}
+
+/// The key before a column of a line.
+fn key_before(line: &str, column: usize) -> Option<String> {
+    let before: String = line.chars().take(column.saturating_sub(1)).collect();
+    let (head, _) = before.rsplit_once(": ")?;
+    let is_of_key = |c: char| c.is_ascii_lowercase() || c == '_';
+    let key = head.rsplit(|c| !is_of_key(c)).next()?;
+    (!key.is_empty()).then(|| key.to_owned())
 }
 
 fn what(error: &Error) -> String {
@@ -43,6 +58,9 @@ fn what(error: &Error) -> String {
                 Some(key) => format!("the key {key} is missing"),
                 None if said.contains("untagged enum OperatorKey") => {
                     "a key as text is expected here, or {name: NAME, key: KEY}".to_owned()
+                }
+                None if said.contains("untagged enum SigningKey") => {
+                    "a key as text is expected here, or {key: KEY, not_after: DAY}".to_owned()
                 }
                 None => said,
             }
@@ -76,12 +94,12 @@ mod tests {
             (
                 "[key-acme]",
                 "key-acme",
-                "line 5, column 30: in `tenants`, a list is expected here",
+                "line 5, column 30: `tenants`, `keys`: a list is expected here",
             ),
             (
                 "tenants: [",
                 "timeouts: {factor: -5}\ntenants: [",
-                "line 5, column 20: in `timeouts`, a whole number from 0 to 4294967295 is expected here",
+                "line 5, column 20: `timeouts`, `factor`: a whole number from 0 to 4294967295 is expected here",
             ),
             (
                 "tenants",
@@ -91,16 +109,16 @@ mod tests {
             (
                 "[key-op]",
                 "[{key: key-op}]",
-                "in `operator_keys`, a key as text is expected here, or {name",
+                "column 17: `operator_keys`: a key as text is expected here, or {name",
             ),
             (
                 "acme, keys",
                 "[acme], keys",
-                "in `tenants`, a text is expected here",
+                "`tenants`, `name`: a text is expected here",
             ),
             ("tenants: [", "---\ntenants: [", "a second document begins here"),
             ("models: []\n", "", "column 1: the key `models` is missing"),
-            ("'127.0.0.1:1'", "key-secret", "in `sites`, "),
+            ("'127.0.0.1:1'", "key-secret", "`sites`, `listen`: "),
             ("name: acme", "name: _acme", "the name begins with '_'"),
         ] {
             assert!(GOOD.contains(from), "{from}");
