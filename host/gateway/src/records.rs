@@ -72,12 +72,12 @@ struct Numbers {
 }
 
 impl Inner {
-    fn put(&mut self, record: PathRecord) {
+    fn put(&mut self, record: Arc<PathRecord>) {
         let of_tenant = self.tenants.entry(record.tenant.clone()).or_default();
         if let Some(known) = of_tenant.by_id.get(&record.request_id) {
             // It goes on.
             if record.status != RUNNING {
-                self.all.insert(known.among_all, Arc::new(record));
+                self.all.insert(known.among_all, record);
                 return;
             }
             // The id is used again: the newest request is the one that came last.
@@ -90,7 +90,7 @@ impl Inner {
         };
         of_tenant.by_id.insert(record.request_id.clone(), numbers);
         of_tenant.order.insert(numbers.own, numbers.among_all);
-        self.all.insert(numbers.among_all, Arc::new(record));
+        self.all.insert(numbers.among_all, record);
         of_tenant.ever += 1;
         self.ever += 1;
     }
@@ -159,12 +159,12 @@ impl RecordLog {
     }
 
     /// Keeps a record; an earlier one of the same tenant and id is replaced. One that is running is a request that just came.
-    pub fn put(&self, record: PathRecord) {
+    pub fn put(&self, record: impl Into<Arc<PathRecord>>) {
         if self.off.load(Ordering::Relaxed) {
             return;
         }
         let mut inner = self.inner.lock();
-        inner.put(record);
+        inner.put(record.into());
         while inner.all.len() > self.most {
             inner.drop_one();
         }

@@ -80,13 +80,14 @@ async fn run(mut journey: Journey, started: oneshot::Sender<Result<(), RequestEr
     } else {
         end
     };
-    settle::settle(&mut journey, &end);
+    let events = journey.events.clone();
+    drop(settle::settle(journey, &end));
     let Err(fault) = end else { return };
     let error = fault.into_client_error();
     match started.take() {
         // Nobody may be listening: a client that left drops both ends.
         Some(first) => drop(first.send(Err(error))),
-        None => drop(journey.events.send(AnswerEvent::Failed(error))),
+        None => drop(events.send(AnswerEvent::Failed(error))),
     }
 }
 

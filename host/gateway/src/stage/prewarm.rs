@@ -51,10 +51,9 @@ async fn run(mut journey: Journey) -> Result<Warm, RequestError> {
         Err(_) if cancel.is_cancelled() => Err(Fault::Cancelled),
         Err(fault) => Err(fault),
     };
-    settle::settle(&mut journey, &end);
+    let record = settle::settle(journey, &end);
     end.map_err(Fault::into_client_error)?;
-    let kv = journey.record.kv;
-    let route = journey.record.route.take();
+    let (kv, route) = (record.kv, record.route.clone());
     let nowhere = || RequestError::new(ErrorKind::Internal, "the request took no route");
     Ok(Warm {
         route: route.ok_or_else(nowhere)?,

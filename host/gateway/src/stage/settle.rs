@@ -7,11 +7,12 @@ mod served;
 use super::journey::{Fault, Journey};
 use crate::rollout;
 use portolan_base::Tokens;
-use portolan_decide::RequestKind;
+use portolan_decide::{PathRecord, RequestKind};
 use portolan_policy::Placement;
+use std::sync::Arc;
 
-/// Ends a request.
-pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
+/// Ends a request; what it left.
+pub(super) fn settle(mut journey: Journey, end: &Result<(), Fault>) -> Arc<PathRecord> {
     // A stage that was dropped in the middle has not noted itself.
     if matches!(end, Err(Fault::Cancelled | Fault::Stopping))
         && journey.record.stages.last().is_none_or(|s| s.name != journey.at)
@@ -37,18 +38,18 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
     journey.record.status = status.to_owned();
     journey.record.error = error;
     if status == "ok" {
-        learn(journey);
-        replica::note_ask(journey);
-        ahead::note_visit(journey);
-        served::note(journey);
+        learn(&journey);
+        replica::note_ask(&journey);
+        ahead::note_visit(&journey);
+        served::note(&journey);
     }
     // A site that may not see the data keeps nothing that the client said about it either.
-    if is_denied_here(journey) {
+    if is_denied_here(&journey) {
         journey.record.labels.clear();
         journey.record.trace_id = None;
     }
     journey.note_stage("settle", begun);
-    let record = journey.record.clone();
+    let record = Arc::new(journey.record);
     let route = record.route.as_ref();
     tracing::info!(
         request = %record.request_id, tenant = %record.tenant, site = %journey.site.parts.name, status,
@@ -61,9 +62,10 @@ pub(super) fn settle(journey: &mut Journey, end: &Result<(), Fault>) {
         error = record.error, "settled"
     );
     journey.site.metrics.observe(&record);
-    journey.site.records.put(record.clone());
-    journey.passes.take();
+    journey.site.records.put(Arc::clone(&record));
+    drop(journey.passes);
     rollout::follow_up(&journey.site, &journey.policies.shadows, &record);
+    record
 }
 
 /// Notes what the request computed and produced. A prompt that was computed ahead has no answer, and says nothing of how
