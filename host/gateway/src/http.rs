@@ -27,6 +27,7 @@ mod config;
 mod decisions;
 pub mod errors;
 mod events;
+mod hold;
 mod inference;
 mod inspect;
 mod instances;

@@ -206,6 +206,8 @@ pub struct Site {
     pub retries: Mutex<RetryBudget>,
     /// Invalidations that each tenant may give, in hand.
     pub(crate) orders: Mutex<BTreeMap<TenantName, RetryBudget>>,
+    /// Changes of policies that each tenant may make, in hand.
+    changes: Mutex<BTreeMap<TenantName, RetryBudget>>,
     /// Recent requests.
     pub records: RecordLog,
     /// What invalidation policies were asked and said lately.
@@ -267,6 +269,14 @@ const ORDERS: RetryConfig = RetryConfig {
     refill: Duration::from_secs(5),
 };
 
+/// Changes of policies that a tenant may make with its own keys: at once, and in an hour. Each is kept in the audit log, and
+/// writes the slot with its configuration anew.
+const CHANGES: RetryConfig = RetryConfig {
+    percent: 0,
+    reserve: 240,
+    refill: Duration::from_secs(3600),
+};
+
 impl Site {
     /// Puts a site together.
     pub fn new(parts: SiteParts) -> Arc<Self> {
@@ -285,6 +295,7 @@ impl Site {
             evacuation: Arc::default(),
             retries: Mutex::new(RetryBudget::new(parts.retries)),
             orders: Mutex::default(),
+            changes: Mutex::default(),
             parts,
             replication,
             ahead,
@@ -314,6 +325,16 @@ impl Site {
         let left = orders
             .entry(tenant.clone())
             .or_insert_with(|| RetryBudget::new(ORDERS));
+        left.take(now)
+    }
+
+    /// Whether a tenant may change its policies once more.
+    pub(crate) fn may_change(&self, tenant: &TenantName) -> bool {
+        let now = self.parts.clock.now();
+        let mut changes = self.changes.lock();
+        let left = changes
+            .entry(tenant.clone())
+            .or_insert_with(|| RetryBudget::new(CHANGES));
         left.take(now)
     }
 

@@ -350,7 +350,7 @@ pub(super) async fn unbind(
 ) -> Result<Response, RequestError> {
     let (slot, actor) = enter(&site, path, &headers)?;
     let by = by(&actor, &errors::query(query)?.reason)?;
-    let turn = turn(&site, &slot.scope)?;
+    let turn = turn_to_change(&site, &slot.scope, &headers)?;
     match on_desk(&site, turn, move |desk| desk.submit(Order::Unbind(slot), &by)).await? {
         Ok(done) => Ok(told(done)),
         Err(error) => Ok(refusal(error)),
@@ -484,6 +484,20 @@ pub(super) fn turn(site: &Site, scope: &Scope) -> Result<Turn, RequestError> {
         }
     })?;
     Ok(Turn(Some(pass)))
+}
+
+/// The same, for a change that is no upload: those of a tenant's own keys are counted.
+pub(super) fn turn_to_change(site: &Site, scope: &Scope, headers: &HeaderMap) -> Result<Turn, RequestError> {
+    if let Principal::Tenant(tenant) = auth::principal(site, headers)?
+        && !site.may_change(&tenant)
+    {
+        let text = "a tenant may change its policies 240 times an hour with its own keys; one more is possible every 15 s";
+        return Err(RequestError {
+            retry_after: Some(Duration::from_secs(15)),
+            ..RequestError::new(ErrorKind::RateLimited, text).with_code("change_quota")
+        });
+    }
+    turn(site, scope)
 }
 
 /// Who asks, and why, for the audit log.

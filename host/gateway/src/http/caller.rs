@@ -4,6 +4,7 @@
 //! was sent too much, or a request that was sent ahead, a client's leaving would go unseen until the answer's end. Where it
 //! sent ahead more than the kernel takes (64 KiB and up), its end waits behind that and is seen when it is read.
 
+use super::hold::Holding;
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::http::Request;
@@ -39,12 +40,18 @@ pub(super) enum Spoken {
 pub(super) struct Caller {
     asked: Arc<AtomicBool>,
     gone: Cancel,
+    holding: Holding,
 }
 
 impl Caller {
     /// Whether no request of it has come.
     pub(super) fn is_silent(&self) -> bool {
         !self.asked.load(Ordering::Acquire)
+    }
+
+    /// What it holds without using it.
+    pub(super) fn holding(&self) -> &Holding {
+        &self.holding
     }
 
     /// Ends what is done for it.
@@ -123,12 +130,13 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         self.caller.asked.store(true, Ordering::Release);
+        let asked = self.caller.holding.begin();
         let answer = self.router.call(request);
         let gone = self.caller.gone.clone();
         Box::pin(async move {
             tokio::select! {
                 biased;
-                Ok(answer) = answer => Ok(while_there(answer, gone)),
+                Ok(answer) = answer => Ok(asked.watch(while_there(answer, gone))),
                 () = gone.cancelled() => Err(Gone),
             }
         })

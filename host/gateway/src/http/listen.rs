@@ -16,6 +16,9 @@ use tokio::sync::{Semaphore, watch};
 /// connections for 5 to 60 s; one that finds its connection closed opens another.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long an answer may lie that the client does not take, and a connection of HTTP/2 on which it asks nothing.
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Connections at once. Each idle one takes some 10 kB: 40 MB altogether, and two file descriptors.
 const CONNECTIONS_MAX: usize = 4096;
 
@@ -27,6 +30,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `shutdown` is ready, then until the last connection is done.
 pub(super) async fn run(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
+    run_within(UNUSED_TIMEOUT, listener, router, shutdown).await;
+}
+
+/// The same, with how long a client may hold what it does not use.
+pub(super) async fn run_within(
+    unused: Duration,
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()>,
+) {
     let graceful = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (open, _) = watch::channel(());
@@ -34,7 +47,7 @@ pub(super) async fn run(listener: TcpListener, router: Router, shutdown: impl Fu
     loop {
         let accepted = tokio::select! {
             () = &mut shutdown => break,
-            accepted = next(&listener, &slots) => accepted,
+            accepted = next(&listener, &slots, unused) => accepted,
         };
         match accepted {
             Ok(taken) => drop(tokio::spawn(serve(
@@ -42,6 +55,7 @@ pub(super) async fn run(listener: TcpListener, router: Router, shutdown: impl Fu
                 router.clone(),
                 graceful.watcher(),
                 open.subscribe(),
+                unused,
             ))),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be taken");
@@ -56,7 +70,11 @@ pub(super) async fn run(listener: TcpListener, router: Router, shutdown: impl Fu
 type Slot = tokio::sync::OwnedSemaphorePermit;
 
 /// The next connection, once there is room for it: beyond the bound clients wait in the kernel's queue.
-async fn next(listener: &TcpListener, slots: &Arc<Semaphore>) -> io::Result<(TcpStream, Slot)> {
+async fn next(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+    unused: Duration,
+) -> io::Result<(TcpStream, Slot)> {
     let slot = Arc::clone(slots)
         .acquire_owned()
         .await
@@ -64,6 +82,8 @@ async fn next(listener: &TcpListener, slots: &Arc<Semaphore>) -> io::Result<(Tcp
     let (stream, _) = listener.accept().await?;
     // Tokens are small and each must leave at once: Nagle's algorithm would hold them for the peer's delayed ACK.
     stream.set_nodelay(true)?;
+    // Bytes that the other side takes none of.
+    socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(unused))?;
     Ok((stream, slot))
 }
 
@@ -90,6 +110,7 @@ async fn serve(
     router: Router,
     watcher: Watcher,
     mut open: watch::Receiver<()>,
+    unused: Duration,
 ) {
     let _slot = slot;
     let greeted = tokio::select! {
@@ -121,11 +142,19 @@ async fn serve(
     };
     let (mut closing, mut hung_up) = (std::pin::pin!(closing), std::pin::pin!(hung_up));
     let (mut is_open, mut is_there) = (true, true);
+    let mut look = std::pin::pin!(tokio::time::sleep(unused));
     let ended = loop {
         tokio::select! {
             ended = &mut connection => break ended,
             // Half a head is no request: nothing is owed.
             silent = &mut closing, if is_open => if silent { return } else { is_open = false },
+            () = &mut look => {
+                if let Some(overdue) = caller.holding().overdue(unused, spoken == Spoken::Http1) {
+                    tracing::debug!(%overdue, "a connection was ended");
+                    return;
+                }
+                look.as_mut().reset(tokio::time::Instant::now() + unused / 2);
+            }
             () = &mut hung_up, if is_there => {
                 is_there = false;
                 caller.leave();

@@ -128,7 +128,7 @@ pub(super) async fn change(
         );
         RequestError::new(ErrorKind::NotFound, text).with_code("unknown_change")
     })?;
-    let turn = admin::turn(&site, &slot.scope)?;
+    let turn = admin::turn_to_change(&site, &slot.scope, &headers)?;
     let order = body::read(order, ACTIVATION_MAX_BYTES).await?;
     let order = parse(&headers, &order)?;
     order.refuse_fields_beyond(change)?;

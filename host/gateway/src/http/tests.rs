@@ -7,6 +7,7 @@ mod burst;
 mod cancel;
 mod deferred;
 mod fetch;
+mod hold;
 mod invalidate;
 mod kv;
 mod lookup;

@@ -1,6 +1,6 @@
 //! What a tenant used of what it may, and the removal of versions it does not need.
 
-use super::admin::{by, full_version, on_desk, refusal, scope, turn};
+use super::admin::{by, full_version, on_desk, refusal, scope, turn, turn_to_change};
 use super::models::List;
 use super::{admin, auth, errors};
 use crate::error::{ErrorKind, RequestError};
@@ -80,7 +80,7 @@ pub(super) async fn remove(
     })?;
     let slot = PolicySlot::new(scope, question);
     let by = by(&actor, &errors::query(query)?.reason)?;
-    let turn = turn(&site, &slot.scope)?;
+    let turn = turn_to_change(&site, &slot.scope, &headers)?;
     let removed = on_desk(&site, turn, move |desk| {
         match full_version(&desk.versions(&slot)?, &version) {
             Ok(sha256) => desk.remove(&slot, &sha256, &by).map(Ok),

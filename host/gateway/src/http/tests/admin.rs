@@ -364,6 +364,36 @@ async fn a_change_that_cannot_be_meant_is_refused() {
 }
 
 #[tokio::test]
+async fn a_tenants_changes_are_counted_and_the_operators_are_not() {
+    let app = App::new();
+    put(&app, ACME, SLOT, "ok:a").await;
+    let pin = format!("{SLOT}/pin");
+    let mut made = 0;
+    let refused = loop {
+        let reply = app.post_as(ACME, &pin, json!({})).await;
+        if reply.status == 429 {
+            break reply;
+        }
+        assert!(made < 300, "no bound");
+        made += 1;
+    };
+    assert_eq!(refused.json()["error"]["code"], "change_quota");
+    assert!(
+        refused.headers.contains_key("retry-after") && made >= 240,
+        "{made}"
+    );
+    let unbinding = app.send(request(Method::DELETE, SLOT, ACME, Body::empty())).await;
+    assert_eq!(unbinding.status, 429);
+    assert_eq!(app.get(ACME, SLOT).await.status, 200, "to look is no change");
+    assert_eq!(
+        app.post_as(OPERATOR, &format!("{SLOT}/unpin"), json!({}))
+            .await
+            .status,
+        200
+    );
+}
+
+#[tokio::test]
 async fn a_tenant_with_too_many_policy_calls_waits_and_others_and_the_operator_do_not() {
     let app = App::new();
     let acme = portolan_base::TenantName::new("acme").unwrap();
