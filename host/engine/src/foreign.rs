@@ -97,13 +97,24 @@ pub struct EngineUrl(String);
 #[error("{0:?} is no engine's address; say http://HOST:PORT")]
 pub struct BadUrl(String);
 
+/// An address without the name and password that may be in it.
+fn without_login(text: &str) -> String {
+    match text.rsplit_once('@') {
+        None => text.to_owned(),
+        Some((before, host)) => {
+            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
+            format!("{scheme}://***@{host}")
+        }
+    }
+}
+
 impl EngineUrl {
     /// Reads an address.
     ///
     /// # Errors
     /// When it is not `http://HOST:PORT` with nothing but a path behind.
     pub fn parse(text: &str) -> Result<Self, BadUrl> {
-        let bad = || BadUrl(text.to_owned());
+        let bad = || BadUrl(without_login(text));
         let bare = text.trim_end_matches('/');
         let uri: hyper::Uri = bare.parse().map_err(|_| bad())?;
         let whole = uri.scheme_str() == Some("http") && uri.port_u16().is_some() && uri.query().is_none();

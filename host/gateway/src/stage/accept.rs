@@ -5,6 +5,7 @@ mod fields;
 mod generation;
 mod headers;
 mod hints;
+mod lax;
 mod messages;
 mod narrow;
 mod original;

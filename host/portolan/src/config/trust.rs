@@ -227,7 +227,7 @@ mod tests {
                 "op",
                 "signing_keys: ['ed25519:12']",
                 "",
-                "policies.signing_keys[0]: \"ed25519:12\" is no public key",
+                "policies.signing_keys[0]: a text of 10 bytes is no public key",
             ),
             (
                 "op",

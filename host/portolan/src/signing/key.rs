@@ -20,12 +20,12 @@ const KEY_FILE_MAX_BYTES: u64 = 4096;
 /// A key that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadKey {
-    /// The text is no public key.
+    /// A text of so many bytes is no public key. It is not repeated: it may be a secret one.
     #[error(
-        "{0:?} is no public key: it must be \"ed25519:\" and 64 hexadecimal digits, as `portolan policy keygen` prints and \
+        "a text of {0} bytes is no public key: it must be \"ed25519:\" and 64 hexadecimal digits, as `portolan policy keygen` prints and \
          writes to NAME.pub"
     )]
-    Public(String),
+    Public(usize),
     /// The text is a secret key, which is not repeated.
     #[error("that is a secret key, and the public one is wanted: NAME.pub of `portolan policy keygen`")]
     SecretForPublic,
@@ -164,7 +164,7 @@ impl FromStr for PublicKey {
     fn from_str(text: &str) -> Result<Self, BadKey> {
         let bad = || match text.starts_with(SECRET_FORMAT) {
             true => BadKey::SecretForPublic,
-            false => BadKey::Public(text.to_owned()),
+            false => BadKey::Public(text.len()),
         };
         let digits = text.trim().strip_prefix(PUBLIC_FORMAT).ok_or_else(bad)?;
         let mut bytes = [0; 32];

@@ -151,6 +151,19 @@ async fn an_engines_refusal_is_an_answer_and_its_failure_is_not() {
 
 use crate::modelled::Profile;
 
+#[test]
+fn an_address_that_is_none_is_named_without_its_password() {
+    let said = EngineUrl::parse("https://u:geheim@engine:8000")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("https://***@engine:8000") && !said.contains("geheim"),
+        "{said}"
+    );
+    let said = EngineUrl::parse("u:ge@heim@engine").unwrap_err().to_string();
+    assert!(said.starts_with("\"://***@engine\""), "{said}");
+}
+
 #[tokio::test]
 async fn what_no_engine_of_its_kind_can_serve_is_an_answer_too() {
     let (address, _server) = server(|got, mut stream| async move {

@@ -165,7 +165,7 @@ async fn a_client_that_waits_for_its_answer_stays() {
         ("authorization", &key),
         ("content-type", "application/json"),
     ];
-    let body = r#"{"model": "fake", "prompt": "hi", "stream": true}"#;
+    let body = r#"{"model": "fake", "prompt": "hello there", "stream": true}"#;
     let request = [
         frame(HEADERS, 4, 1, &block(&fields)),
         frame(DATA, 1, 1, body.as_bytes()),

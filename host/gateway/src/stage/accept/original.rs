@@ -2,6 +2,7 @@
 //! cannot be read here is the engine's to judge.
 
 use super::fields::Fields;
+use super::lax;
 use super::prompt::Prompts;
 use super::{Call, Delivery, Endpoint};
 use crate::accepted::Original;
@@ -95,6 +96,9 @@ fn headers(headers: &HeaderMap) -> Arc<[(String, String)]> {
         .collect()
 }
 
+/// More answers than any request may ask for.
+const MANY: usize = 1_000_000_000;
+
 /// Reads a request as far as it can be read.
 pub(super) fn outline(
     mut fields: Fields<'_>,
@@ -104,10 +108,9 @@ pub(super) fn outline(
 ) -> Outline {
     let context = model.description.context_tokens.0;
     let answers = answers(&fields);
-    let mut number = |name: &str| fields.take::<u64>(name).ok().flatten();
+    let number = |name: &str| fields.peek(name).and_then(lax::number);
     let asked = number("max_completion_tokens").or_else(|| number("max_tokens"));
-    let mut flag = |name: &str| fields.take::<bool>(name).ok().flatten().unwrap_or(false);
-    let delivery = match flag("stream") {
+    let delivery = match fields.peek("stream").is_some_and(lax::flag) {
         true => Delivery::Stream,
         false => Delivery::Whole,
     };
@@ -128,9 +131,7 @@ pub(super) fn outline(
     };
     Outline {
         prompt: tokens,
-        max_tokens: asked
-            .map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
-            .clamp(1, room),
+        max_tokens: asked.map_or(default, |n| n as u32).clamp(1, room),
         answers,
         delivery,
     }
@@ -139,7 +140,7 @@ pub(super) fn outline(
 /// Answers that an engine would give, however the request is written: some take `"n": "8"` for 8.
 fn answers(fields: &Fields<'_>) -> usize {
     let choices = ["n", "best_of"]
-        .map(|name| fields.peek(name).map_or(1, whole))
+        .map(|name| fields.peek(name).map_or(1, choices))
         .into_iter()
         .max();
     let prompts = ["prompt", "prompt_embeds"]
@@ -149,10 +150,12 @@ fn answers(fields: &Fields<'_>) -> usize {
     choices.unwrap_or(1).max(1).saturating_mul(prompts.max(1))
 }
 
-/// A number, also one in quotes; 1 where it is none.
-fn whole(raw: &str) -> usize {
-    let number = raw.trim_matches('"').trim().parse::<f64>().unwrap_or(1.0);
-    number.ceil().clamp(1.0, 1e9) as usize
+/// How many choices a field asks for: more than any where that cannot be told.
+fn choices(raw: &str) -> usize {
+    match raw {
+        "null" => 1,
+        _ => lax::number(raw).map_or(MANY, |n| n.ceil().clamp(1.0, MANY as f64) as usize),
+    }
 }
 
 /// Prompts in a field: a list of numbers is one prompt's tokens.
@@ -203,7 +206,10 @@ mod tests {
             (r#"{"prompt_embeds":["a","b"],"prompt":""}"#.to_owned(), 3),
             (r#"{"prompt_embeds":null,"prompt":"a"}"#.to_owned(), 1),
             (format!(r#"{{"prompt":{many}}}"#), 65),
-            (r#"{"prompt":"a","n":1e400}"#.to_owned(), 1_000_000_000),
+            (r#"{"prompt":"a","n":1e400}"#.to_owned(), MANY),
+            (r#"{"prompt":"a","n":"many"}"#.to_owned(), MANY),
+            (r#"{"prompt":"a","n":"\u0036\u0034"}"#.to_owned(), 64),
+            (r#"{"prompt":"a","best_of":"1_28"}"#.to_owned(), 128),
             (r#"{"prompt":[],"n":-1}"#.to_owned(), 1),
         ] {
             let body = bytes::Bytes::from(body);
